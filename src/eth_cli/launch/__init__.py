@@ -1,0 +1,1 @@
+"""Executes plans: jobs, backends and supervision; the torch code is in `launch.runtime`."""

@@ -1,0 +1,78 @@
+"""Options of a run and the layout of its folder; shared by launcher and workers. Owns run.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from eth_cli.serde import Record
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class RunOptions(Record):
+    """Everything a worker needs beside the plan. Defaults are resolved here, once."""
+
+    data: str | None = None
+    """Path of a text file, or a folder of them; None: the text that ships with Python."""
+    steps: Positive
+    """Optimizer steps in all, those before a resume included."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate."""
+    final_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate after the last step, as a part of the peak (cosine schedule)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """On matrices only, as usual: not on norms and biases."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest global gradient norm; None: no clipping."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    resume: bool = False
+    """Whether to go on from the newest complete checkpoint of the run folder."""
+    sample_log: bool = False
+    """Whether each rank that reads samples logs their ids (samples/rank-N.jsonl)."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    """A rank that shows no progress for so long, beyond what the plan predicts, has hung."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """Time for all workers to start, build and agree."""
+    device: str = "cpu"
+    """cpu or cuda: what workers compute on."""
+
+
+class RunFolder:
+    """Paths in a run folder."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.plan = self.root / "plan.json"
+        self.options = self.root / "run.json"
+        self.metrics = self.root / "metrics.jsonl"
+        self.events = self.root / "events"
+        self.checkpoints = self.root / "checkpoints"
+        self.logs = self.root / "logs"
+        self.status = self.root / "status"
+        self.samples = self.root / "samples"
+
+    def events_of(self, rank: int) -> Path:
+        """Event file of a rank."""
+        return self.events / f"rank-{rank}.jsonl"
+
+    def log_of(self, rank: int) -> Path:
+        """Log file of a rank."""
+        return self.logs / f"rank-{rank}.log"
+
+    def status_of(self, rank: int) -> Path:
+        """Status file of a rank; see `eth_cli.launch.status`."""
+        return self.status / f"rank-{rank}"
+
+    def checkpoint_of(self, step: int) -> Path:
+        """Folder of the checkpoint after ``step`` optimizer steps."""
+        return self.checkpoints / f"step-{step:06d}"

@@ -1,0 +1,1 @@
+"""Model blocks as torch modules, built one at a time from a ModelSpec."""

@@ -1,0 +1,1 @@
+"""Measured or estimated costs of a model's blocks and a cluster's links."""
