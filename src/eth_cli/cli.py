@@ -1,0 +1,415 @@
+"""The command line: parse, one call, exit code. The work is in `eth_cli.commands`.
+
+Exit codes: 0 done, 2 bad usage or input, 3 infeasible, 4 launch or run failed; 1 is a defect of
+this program. Results go to stdout; stderr is for people. No traceback is shown unless asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eth_cli import __version__
+from eth_cli.cluster import DTYPES
+from eth_cli.commands import arguments
+from eth_cli.env import EnvVars, is_debug
+from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
+
+STRATEGIES = ("hpp", "uneven-layers", "even")
+BACKENDS = ("local", "ssh", "slurm", "kubernetes")
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
+
+app = typer.Typer(
+    name="eth",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog=f"Environment: {EnvVars.DEBUG}=1 shows the traceback of an error, "
+    f"{EnvVars.NO_COLOR}=1 turns colours off. "
+    "Exit codes: 0 done, 2 bad usage or input, 3 infeasible, 4 launch or run failed.",
+)
+
+ClusterOption = Annotated[
+    Path, typer.Option("--cluster", metavar="C.yaml", help="Cluster file: nodes, devices, network.")
+]
+OptionalClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="C.yaml", help="Cluster file, for a plan without its own."),
+]
+MODEL_HELP = "Preset name, Hugging Face config.json or its folder, or a YAML of the same fields."
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"eth {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Plan and run training of large models over clusters of mixed GPUs."""
+
+
+@app.command()
+def profile(
+    cluster: ClusterOption,
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)],
+    seq_len: Annotated[
+        int,
+        typer.Option(
+            "--seq-len",
+            parser=arguments.whole_number("--seq-len"),
+            metavar="N",
+            help="Tokens in a sample.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="profile.json", help="Where to write it.")
+    ],
+    micro_batch_sizes: Annotated[
+        str, typer.Option("--micro-batch-sizes", metavar="1,2,4", help="Samples in a micro-batch.")
+    ] = "1,2,4",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            parser=arguments.choice("--dtype", DTYPES),
+            metavar="|".join(DTYPES),
+            help="Number format to train in.",
+        ),
+    ] = "fp32",
+    analytic: Annotated[
+        bool,
+        typer.Option("--analytic", help="Estimate from data-sheet figures; needs no hardware."),
+    ] = False,
+) -> None:
+    """Measure what each block of a model costs on each device type, and each kind of link."""
+    from eth_cli.commands.profile import run_profile
+
+    run_profile(
+        cluster_path=cluster,
+        model_source=model,
+        seq_len=seq_len,
+        dtype=dtype,
+        micro_batch_sizes=arguments.whole_numbers("--micro-batch-sizes")(micro_batch_sizes),
+        analytic=analytic,
+        output=output,
+    )
+
+
+@app.command()
+def plan(
+    cluster: ClusterOption,
+    global_batch_size: Annotated[
+        int,
+        typer.Option(
+            "--global-batch-size",
+            parser=arguments.whole_number("--global-batch-size"),
+            metavar="B",
+            help="Samples in one optimizer step.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write it.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="profile.json", help="What blocks cost.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help=f"Instead of a profile: estimate one. {MODEL_HELP}"
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len",
+            parser=arguments.whole_number("--seq-len"),
+            metavar="N",
+            help="With --model: tokens in a sample.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            parser=arguments.choice("--dtype", DTYPES),
+            metavar="|".join(DTYPES),
+            help="With --model: number format (fp32).",
+        ),
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch-size",
+            parser=arguments.whole_number("--micro-batch-size"),
+            metavar="b",
+            help="Samples in a micro-batch; else chosen.",
+        ),
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy",
+            parser=arguments.choice("--strategy", STRATEGIES),
+            metavar="|".join(STRATEGIES),
+            help="hpp, or one of the two baselines.",
+        ),
+    ] = "hpp",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Print all three strategies side by side.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the pipelines, cuts and shares that train the model fastest on the cluster."""
+    from eth_cli.commands.plan import run_plan_command
+
+    run_plan_command(
+        cluster_path=cluster,
+        profile_path=profile,
+        model_source=model,
+        seq_len=seq_len,
+        dtype=dtype,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        strategy=strategy,
+        compare=compare,
+        as_json=as_json,
+        output=output,
+    )
+
+
+@app.command()
+def simulate(
+    plan: Annotated[Path, typer.Argument(metavar="plan.json", help="A plan, found or hand-made.")],
+    cluster: ClusterOption,
+    profile: Annotated[
+        Path, typer.Option("--profile", metavar="profile.json", help="What blocks cost.")
+    ],
+    no_overlap: Annotated[
+        bool,
+        typer.Option("--no-overlap", help="Start gradient sync only after the whole backward."),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="trace.json", help="Write a Chrome trace (Perfetto)."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the step time and memory of a plan as given."""
+    from eth_cli.commands.simulate import run_simulate
+
+    run_simulate(
+        plan_path=plan,
+        cluster_path=cluster,
+        profile_path=profile,
+        overlap=not no_overlap,
+        trace=trace,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def run(
+    plan: Annotated[Path, typer.Argument(metavar="plan.json", help="The plan to train with.")],
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps",
+            parser=arguments.whole_number("--steps"),
+            metavar="K",
+            help="Optimizer steps in all, those before a --resume included.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="Folder of the run.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="PATH", help="Text file or folder; else built-in text."),
+    ] = None,
+    cluster: OptionalClusterOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", metavar="profile.json", help="Profile, for a plan without pacing."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Model, for a plan without its own."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint of RUN_DIR.")
+    ] = False,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            parser=arguments.whole_number("--seed", least=0, most=2**63 - 1),
+            metavar="S",
+            help="Of initial weights and sample order.",
+        ),
+    ] = 0,
+    learning_rate: Annotated[
+        float,
+        typer.Option(
+            "--lr",
+            parser=arguments.real_number("--lr"),
+            metavar="X",
+            help="Peak learning rate.",
+        ),
+    ] = 1e-3,
+    warmup: Annotated[
+        int,
+        typer.Option(
+            "--warmup",
+            parser=arguments.whole_number("--warmup", least=0),
+            metavar="N",
+            help="Steps of linear warm-up.",
+        ),
+    ] = 0,
+    clip: Annotated[
+        float,
+        typer.Option(
+            "--clip",
+            parser=arguments.real_number("--clip"),
+            metavar="X",
+            help="Largest global gradient norm.",
+        ),
+    ] = 1.0,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            "--checkpoint-every",
+            parser=arguments.whole_number("--checkpoint-every", least=0),
+            metavar="N",
+            help="Steps between checkpoints; 0: only the last one.",
+        ),
+    ] = 0,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Run the plan on this machine with stand-ins (not yet)."),
+    ] = False,
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            parser=arguments.choice("--backend", BACKENDS),
+            metavar="|".join(BACKENDS),
+            help="Where to launch; only local today.",
+        ),
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
+    ] = False,
+) -> None:
+    """Train by a plan: one worker for each device."""
+    from eth_cli.commands.run import run_training
+
+    run_training(
+        plan_path=plan,
+        cluster_path=cluster,
+        profile_path=profile,
+        model_source=model,
+        out=out,
+        data=data,
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        warmup_steps=warmup,
+        clip=clip,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        rehearse=rehearse,
+        backend=backend,
+        dry_run=dry_run,
+    )
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RUN_DIR", help="Another run to compare with."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="trace.json", help="Write predicted over measured as Chrome trace."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show predicted against measured step time of a run, term by term."""
+    from eth_cli.commands.report import run_report
+
+    run_report(run_dir=run_dir, against=against, trace=trace, as_json=as_json)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the ``eth`` script: run one command and exit with its code."""
+    arguments_ = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    code = _run(arguments_)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    from eth_cli.render.console import print_error, print_faults
+
+    try:
+        result = typer.main.get_command(app).main(argv, prog_name="eth", standalone_mode=False)
+    except ConfigError as error:
+        if is_debug():
+            raise
+        print_faults(error.faults)
+        return error.exit_code
+    except EthError as error:
+        if is_debug():
+            raise
+        hint = error.suggestion if isinstance(error, InfeasibleError) else ""
+        print_error(str(error), hint=hint)
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        print_error("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as in `eth plan --json | head`.
+        _drop_stdout()
+        return 0
+    except Exception as error:
+        if is_debug():
+            raise
+        # The command-line library's own usage errors; it does not export their class.
+        if hasattr(error, "format_message"):
+            print_faults([Fault(file="eth", field="", message=error.format_message())])
+            return 2
+        print_error(
+            f"defect in eth: {type(error).__name__}: {error}; "
+            f"{EnvVars.DEBUG}=1 shows where, please report it"
+        )
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _drop_stdout() -> None:
+    # The interpreter flushes stdout once more at exit; that must not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,96 @@
+"""Values of command-line options: parsing with one clear line when they are wrong.
+
+Each parser is made for an option's name, so that its error says which option it is about. Ranges
+are checked here, in one wording with both numbers, and not by the command-line library, whose
+wording changes between its versions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eth_cli.errors import ConfigError
+
+LARGEST = 10**9
+"""No count on the command line may be larger."""
+
+
+def whole_number(
+    option: str, *, least: int = 1, most: int = LARGEST
+) -> Callable[[str | int], int]:
+    """A parser of whole numbers in ``[least, most]``; its errors are ConfigError."""
+
+    def parse(text: str | int) -> int:
+        shown = str(text).strip()
+        digits = shown.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 20:
+            raise ConfigError.single(option, "", f"{shown[:40]!r} is not a whole number")
+        number = int(shown)
+        if number < least:
+            raise ConfigError.single(option, "", f"{number} is too small; the least is {least}")
+        if number > most:
+            raise ConfigError.single(option, "", f"{number} is too large; the most is {most}")
+        return number
+
+    return parse
+
+
+def whole_numbers(option: str, *, least: int = 1) -> Callable[[str], tuple[int, ...]]:
+    """A parser of ``1,2,4``: different whole numbers, sorted."""
+    parse_one = whole_number(option, least=least)
+
+    def parse(text: str) -> tuple[int, ...]:
+        numbers = [parse_one(part) for part in str(text).split(",")]
+        if len(set(numbers)) != len(numbers):
+            raise ConfigError.single(option, "", f"{text!r} names a number twice")
+        return tuple(sorted(numbers))
+
+    return parse
+
+
+def real_number(option: str, *, above: float = 0.0) -> Callable[[str | float], float]:
+    """A parser of finite numbers greater than ``above``."""
+
+    def parse(text: str | float) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ConfigError.single(option, "", f"{str(text)[:40]!r} is not a number") from None
+        if not math.isfinite(number) or number <= above:
+            raise ConfigError.single(option, "", f"{text} must be finite and above {above:g}")
+        return number
+
+    return parse
+
+
+def choice(option: str, choices: Sequence[str]) -> Callable[[str], str]:
+    """A parser that takes one of ``choices`` only."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            close = difflib.get_close_matches(text, choices, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError.single(
+                option, "", f"{text!r} is not one of {', '.join(choices)}{hint}"
+            )
+        return text
+
+    return parse
+
+
+def output_file(option: str, path: Path) -> Path:
+    """Check that a result can be written there, before the work that makes it starts.
+
+    Raises:
+        ConfigError: its folder is absent, or the path is a folder itself.
+    """
+    if path.is_dir():
+        raise ConfigError.single(option, "", f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError.single(
+            option, "", f"the folder {path.parent} does not exist; make it first"
+        )
+    return path

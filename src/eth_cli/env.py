@@ -1,0 +1,20 @@
+"""Names of the environment variables that `eth` reads; `eth --help` shows them."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+
+class EnvVars:
+    """Every variable, by what it is for."""
+
+    DEBUG: Final = "ETH_DEBUG"
+    """Set to 1: errors show their traceback."""
+    NO_COLOR: Final = "NO_COLOR"
+    """Set to anything: output has no colours (read by rich, see no-color.org)."""
+
+
+def is_debug() -> bool:
+    """Whether errors should show their traceback."""
+    return os.environ.get(EnvVars.DEBUG, "") not in ("", "0")

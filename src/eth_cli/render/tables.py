@@ -1,0 +1,43 @@
+"""The look that all tables share, and words for lists of things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+
+def new_table(
+    title: str, *, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()
+) -> Table:
+    """A table whose ``left`` and ``last`` columns are texts and ``right`` ones are numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in last:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def join_devices(devices: Sequence[str]) -> str:
+    """Device ids shortened: ``a:0, a:1, a:2, b:5`` as ``a:0-2 b:5``."""
+    runs: list[tuple[str, int, int]] = []
+    for device in devices:
+        node, _, text = device.rpartition(":")
+        index = int(text)
+        if runs and runs[-1][0] == node and runs[-1][2] + 1 == index:
+            runs[-1] = (node, runs[-1][1], index)
+        else:
+            runs.append((node, index, index))
+    return " ".join(
+        f"{node}:{first}" if first == last else f"{node}:{first}-{last}"
+        for node, first, last in runs
+    )
+
+
+def percent(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in whole percent."""
+    return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
