@@ -1,0 +1,277 @@
+"""Start a Python module on several local ranks under torchrun, and stop all of it again.
+
+``python -m eth_cli.torchrun OPTIONS`` is torchrun (`torch.distributed.run`, same options) with two
+additions: it dies with whoever started it, and it writes down how each failed rank ended
+(`read_exits`). Each rank starts through `eth_cli.worker_entry`, which dies with torchrun and sends
+what it prints to ``LOG_DIR/rank-N.log``. Used by `launch.local` and `profile.measure`; torch is
+imported only inside torchrun's own process, never here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARKER = "ETH_PROCESS_TREE"
+"""Environment variable that every process of one tree inherits, whoever its parent is now."""
+_POLL_S = 0.05
+
+
+def argv(
+    *, num_ranks: int, module: str, args: Sequence[str], log_dir: str | Path | None = None
+) -> list[str]:
+    """The command that runs ``python -m module args`` on ``num_ranks`` ranks of this machine.
+
+    Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its environment.
+    The port is a free one, so any number of such commands run side by side. With ``log_dir`` each
+    rank's output goes to ``log_dir/rank-N.log``; without, to the output of the command.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "eth_cli.torchrun",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={num_ranks}",
+        "--max-restarts=0",
+        "--shutdown-timeout=5",
+    ]
+    if log_dir is not None:
+        command.append(f"--log-dir={_scratch(log_dir)}")
+    command += ["--module", "eth_cli.worker_entry"]
+    if log_dir is not None:
+        command.append(f"--log-dir={log_dir}")
+    return [*command, module, *args]
+
+
+def worker_env() -> dict[str, str]:
+    """What the environment of `argv`'s command needs beside the present one. Holds no secrets."""
+    env = {
+        # Ranks share the cores of this machine; more threads than cores only slow each other.
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Workers report what matters themselves; torch warns of harmless things in every log.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    # All ranks are on this machine. Without a choice gloo resolves the host name, which fails or
+    # is slow on machines whose name is not in DNS.
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        names = [name for _, name in socket.if_nameindex()]
+        loopback = next((name for name in ("lo", "lo0") if name in names), None)
+        if loopback is not None:
+            env["GLOO_SOCKET_IFNAME"] = loopback
+    return env
+
+
+class ProcessTree(subprocess.Popen[bytes]):
+    """A process, with a mark by which all its descendants are found, even orphaned ones."""
+
+    marker: str
+
+
+def start(command: Sequence[str], *, env: Mapping[str, str], output: str | Path) -> ProcessTree:
+    """Start a command in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    Args:
+        command: from `argv`.
+        env: what to add to the present environment, such as `worker_env`.
+        output: file that what the command prints is appended to.
+    """
+    marker = uuid.uuid4().hex
+    with open(output, "ab") as file:
+        process = ProcessTree(
+            command,
+            env={**os.environ, **env, _MARKER: marker},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process.marker = marker
+    return process
+
+
+def stop_process_tree(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """End a process and everything that it started, and wait until all of it is gone.
+
+    It is asked first (SIGTERM), and killed when anything is left after ``grace_s`` seconds.
+    Descendants are found by parenthood, and those of a `ProcessTree` also by their mark, which
+    finds them when their parent has died or they began a session of their own.
+    """
+    marker = getattr(process, "marker", None)
+    known = _descendants(process.pid, marker)
+    if process.poll() is None and grace_s > 0:
+        process.terminate()
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and (process.poll() is None or _alive(known)):
+            time.sleep(_POLL_S)
+    # A process may start another one while it is being killed, so look again until none is left.
+    deadline = time.monotonic() + 10
+    while True:
+        known |= _descendants(process.pid, marker)
+        left = _alive(known)
+        for pid, _ in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if process.poll() is None:
+            process.kill()
+        elif not left:
+            return
+        if time.monotonic() > deadline:
+            # Only a process inside the kernel (a dead disk, a lost GPU) survives SIGKILL so long.
+            return
+        time.sleep(_POLL_S)
+
+
+Process = tuple[int, int]
+"""A process id and its start time in clock ticks: ids alone are used again."""
+
+
+def _processes() -> dict[Process, int]:
+    """Every live process with its parent's id; empty where there is no /proc."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The command, in parentheses, may itself hold spaces and parentheses.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in ("Z", "X"):
+                found[int(entry.name), int(fields[19])] = int(fields[1])
+    return found
+
+
+def _descendants(root: int, marker: str | None) -> set[Process]:
+    processes = _processes()
+    result: set[Process] = set()
+    parents = {root}
+    while parents:
+        children = {p for p, parent in processes.items() if parent in parents} - result
+        result |= children
+        parents = {pid for pid, _ in children}
+    if marker is not None:
+        wanted = f"{_MARKER}={marker}".encode()
+        for process in processes:
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{process[0]}/environ").read_bytes().split(b"\0"):
+                    result.add(process)
+    return {process for process in result if process[0] not in (root, os.getpid())}
+
+
+def _alive(processes: set[Process]) -> set[Process]:
+    return processes & set(_processes()) if processes else set()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that happens (Linux).
+
+    Strictly: when the parent's thread that started it ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- How ranks ended ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankExit:
+    """How a rank ended that did not end well."""
+
+    rank: int
+    pid: int
+    code: int
+    """Exit code; a negative one is the signal that killed it."""
+    error: str = ""
+    """The exception that ended it, in one line; empty when it did not get to tell."""
+    time_s: float | None = None
+    """When it raised that exception [s since the epoch]."""
+
+
+def read_exits(log_dir: str | Path) -> tuple[RankExit, ...]:
+    """How the failed ranks ended; empty while they run, and when none failed.
+
+    A rank that torchrun stopped because another one had failed stands there with code -15.
+    """
+    try:
+        data = json.loads(_exits_path(log_dir).read_text(encoding="utf-8"))
+        return tuple(RankExit(**entry) for entry in data)
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def clear_exits(log_dir: str | Path) -> None:
+    """Forget how an earlier run in this folder ended."""
+    _exits_path(log_dir).unlink(missing_ok=True)
+
+
+def _exits_path(log_dir: str | Path) -> Path:
+    return Path(log_dir) / "exits.json"
+
+
+def _scratch(log_dir: str | Path) -> Path:
+    """Where torchrun keeps its own files while it runs."""
+    return Path(log_dir) / "torchrun"
+
+
+def main() -> int:
+    """Be torchrun. Returns the exit code."""
+    die_with_parent()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    arguments = run.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call] # torch has no types here
+    log_dir = None if arguments.log_dir is None else Path(arguments.log_dir).parent
+    arguments.log_dir = arguments.log_dir or tempfile.mkdtemp(prefix="eth-torchrun-")
+    try:
+        run.run(arguments)  # type: ignore[no-untyped-call] # torch has no types here
+    except ChildFailedError as error:
+        if log_dir is not None:
+            exits = [
+                {
+                    "rank": rank,
+                    "pid": failure.pid,
+                    "code": failure.exitcode,
+                    **_raised(failure.error_file_data),
+                }
+                for rank, failure in sorted(error.failures.items())
+            ]
+            path = _exits_path(log_dir)
+            aside = path.with_suffix(".tmp")
+            aside.write_text(json.dumps(exits), encoding="utf-8")
+            os.replace(aside, path)
+        return 1
+    except SignalException as error:
+        return 128 + error.sigval
+    finally:
+        shutil.rmtree(arguments.log_dir, ignore_errors=True)
+    return 0
+
+
+def _raised(record: Mapping[str, object]) -> dict[str, object]:
+    """What `eth_cli.worker_entry` left of the exception that ended a rank, if it did."""
+    message = record.get("message")
+    if not isinstance(message, dict):
+        return {}
+    return {"error": message["message"], "time_s": record["time_s"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
