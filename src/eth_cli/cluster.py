@@ -391,8 +391,7 @@ def read_cluster(path: str | Path) -> Cluster:
     Raises:
         ConfigError: with every fault, each with its field and the valid choices.
     """
-    text = serde.read_text(path)
-    entry = serde.validate(ClusterFile, serde.parse_yaml(text, str(path)), str(path))
+    entry = serde.read_yaml(path, ClusterFile)
     try:
         return entry.resolve()
     except ValueError as error:

@@ -1,25 +1,45 @@
 """Files to and from frozen typed objects: strict reading that says where, deterministic writing.
 
-Pydantic does the checking; this module turns its errors into `Fault`s that name file, field and
-the valid choices, finds duplicate keys (which plain JSON and YAML readers drop silently), and
-writes atomically. Each file format itself lives in its owner module (cluster, plan, profile.table).
+Pydantic does the checking and `eth_cli.faults` words its errors; this module finds duplicate keys
+(which plain JSON and YAML readers drop silently), bounds what it reads, and writes atomically. Each file format itself lives in its owner module (cluster, plan, profile.table).
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
-import types
-import typing
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eth_cli.errors import ConfigError, Fault
+from eth_cli.faults import FieldError, Location, faults_of, format_location, shown
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "SCHEMA_VERSION",
+    "FieldError",
+    "Location",
+    "Record",
+    "config_error",
+    "digest",
+    "dump_json",
+    "format_location",
+    "parse_json",
+    "parse_yaml",
+    "read_json",
+    "read_text",
+    "read_yaml",
+    "to_data",
+    "validate",
+    "write_json",
+    "write_text",
+]
 
 SCHEMA_VERSION = 1
 """Version of profile.json and plan.json that this release reads and writes."""
@@ -27,11 +47,12 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 """A larger configuration file is refused: reading it could only exhaust memory."""
 
-Location = tuple[str | int, ...]
-
 
 class Record(BaseModel):
     """Base of every typed object that a file holds: frozen, strict, no unknown keys, no NaN."""
+
+    label_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys whose values tell a person which entry of a list a fault is about."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,26 +65,6 @@ class Record(BaseModel):
 
 
 RecordT = TypeVar("RecordT", bound=Record)
-
-
-class FieldError(ValueError):
-    """Raised by a type's own checks: every rule broken, each with its place below that type."""
-
-    def __init__(self, faults: Iterable[tuple[Location, str]]) -> None:
-        self.faults = tuple(faults)
-        super().__init__(
-            "; ".join(
-                f"{format_location(loc)}: {text}" if loc else text for loc, text in self.faults
-            )
-        )
-
-
-def format_location(location: Iterable[str | int]) -> str:
-    """``("nodes", 0, "type")`` as ``nodes[0].type``."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
 
 
 def read_text(path: str | Path) -> str:
@@ -99,7 +100,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the key {key!r} stands twice in one object")
+            raise ValueError(f"the key {shown(key)} stands twice in one object")
         result[key] = value
     return result
 
@@ -115,7 +116,13 @@ def parse_json(text: str, file: str) -> Any:
     except RecursionError:
         raise ConfigError.single(file, "", "is nested too deeply") from None
     except ValueError as error:
-        raise ConfigError.single(file, "", str(error)) from None
+        raise ConfigError.single(file, "", _syntax_problem(error)) from None
+
+
+def _syntax_problem(error: Exception) -> str:
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    # Python's own limit, against numbers that take minutes to convert.
+    return "holds a number of too many digits" if "integer string conversion" in text else text
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -136,8 +143,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                problem = f"the key {key!r} stands twice" if key in seen else "a key is a mapping"
+            problem = ""
+            if not isinstance(key, str):
+                problem = f"the key {shown(key)} must be a text; put it in quotes"
+            elif key in seen:
+                problem = f"the key {shown(key)} stands twice in one mapping"
+            if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -155,8 +166,7 @@ def parse_yaml(text: str, file: str) -> Any:
     except RecursionError:
         raise ConfigError.single(file, "", "is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
-        message = str(error).splitlines()[0]
-        raise ConfigError.single(file, "", f"is not valid YAML: {message}") from None
+        raise ConfigError.single(file, "", f"is not valid YAML: {_syntax_problem(error)}") from None
 
 
 def validate(record_type: type[RecordT], data: Any, file: str) -> RecordT:
@@ -167,19 +177,30 @@ def validate(record_type: type[RecordT], data: Any, file: str) -> RecordT:
     """
     if not isinstance(data, dict):
         raise ConfigError.single(
-            file, "", f"must hold a mapping of keys to values, not {_kind_of(data)}"
+            file, "", f"must hold a mapping of keys to values, not {shown(data)}"
         )
     try:
         # Through JSON, because strict mode then takes a list for a tuple and text for an enum.
-        return record_type.model_validate_json(json.dumps(data, default=str))
+        return record_type.model_validate_json(json.dumps(data, default=_plain))
+    except RecursionError:
+        raise ConfigError.single(file, "", "is nested too deeply") from None
     except (TypeError, ValueError) as error:
-        raise config_error(error, record_type, file) from None
+        raise config_error(error, record_type, file, data) from None
 
 
-def config_error(error: Exception, record_type: type[Record], file: str) -> ConfigError:
-    """What went wrong while building a typed object, as faults of a file."""
+def _plain(value: object) -> str:
+    # YAML makes dates of texts such as 2026-01-31; its other types have no meaning here.
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__}; write texts, numbers, lists and mappings only")
+
+
+def config_error(
+    error: Exception, record_type: type[Record], file: str, data: Any = None
+) -> ConfigError:
+    """What went wrong while building a typed object (from ``data``), as faults of a file."""
     if isinstance(error, ValidationError):
-        return ConfigError(_faults(error, record_type, file))
+        return ConfigError(faults_of(error, record_type, file, data))
     if isinstance(error, FieldError):
         return ConfigError(
             Fault(file=file, field=format_location(loc), message=text) for loc, text in error.faults
@@ -197,89 +218,6 @@ def read_yaml(path: str | Path, record_type: type[RecordT]) -> RecordT:
     """A YAML file as a typed object. Raises ConfigError with every fault at once."""
     data = parse_yaml(read_text(path), str(path))
     return validate(record_type, data, str(path))
-
-
-def _kind_of(data: Any) -> str:
-    names = {list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
-    return names.get(type(data), "a number")
-
-
-def _faults(error: ValidationError, record_type: type[Record], file: str) -> list[Fault]:
-    faults = []
-    for detail in error.errors(include_url=False):
-        location = _data_location(detail["loc"])
-        cause = detail.get("ctx", {}).get("error")
-        if isinstance(cause, FieldError):
-            faults += [
-                Fault(file=file, field=format_location((*location, *below)), message=text)
-                for below, text in cause.faults
-            ]
-            continue
-        faults.append(
-            Fault(
-                file=file,
-                field=format_location(location),
-                message=_message(detail, record_type),
-            )
-        )
-    return faults
-
-
-def _data_location(location: tuple[int | str, ...]) -> Location:
-    # Pydantic adds the name of a validator or union member, which is no place in the file.
-    return tuple(p for p in location if isinstance(p, int) or not (p.endswith(")") or "[" in p))
-
-
-def _message(detail: Any, record_type: type[Record]) -> str:
-    kind, value = detail["type"], detail.get("input")
-    shown = (
-        json.dumps(value, default=str) if not isinstance(value, dict | list) else _kind_of(value)
-    )
-    if isinstance(value, dict):
-        shown = "a mapping"
-    if kind == "extra_forbidden":
-        owner = _owner_of(record_type, detail["loc"][:-1])
-        valid = f"; valid keys are {', '.join(_keys_of(owner))}" if owner else ""
-        return f"unknown key{valid}"
-    if kind == "missing":
-        return "is missing"
-    if kind == "value_error":
-        return str(detail["ctx"]["error"])
-    if kind == "finite_number":
-        return f"must be a finite number, not {value}"
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"must be {message}, not {shown}"
-
-
-def _keys_of(owner: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in owner.model_fields.items()]
-
-
-def _owner_of(
-    record_type: type[BaseModel], location: Iterable[int | str]
-) -> type[BaseModel] | None:
-    """The record type that stands at a place, found by following the annotations."""
-    current: Any = record_type
-    for part in location:
-        if isinstance(part, str) and _is_record(current):
-            fields = {f.alias or n: f.annotation for n, f in current.model_fields.items()}
-            current = fields.get(part)
-        else:
-            arguments = typing.get_args(_without_none(current))
-            current = next((a for a in reversed(arguments) if a is not Ellipsis), None)
-    current = _without_none(current)
-    return current if _is_record(current) else None
-
-
-def _without_none(annotation: Any) -> Any:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        members = [a for a in typing.get_args(annotation) if a is not type(None)]
-        return members[0] if members else None
-    return annotation
-
-
-def _is_record(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def to_data(record: Record) -> dict[str, Any]:

@@ -23,15 +23,19 @@ FLOP_RATE_UNITS = {prefix + "FLOPS": factor for prefix, factor in _DECIMAL.items
 TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 """Seconds per unit."""
 
+_LONGEST = 40
+"""Characters of the longest quantity that makes sense."""
+
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*")
 
 
 def _parse(value: object, units: dict[str, float], what: str, example: str) -> float:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not {what} with its unit; write it like {example}")
+        shown = "a list or mapping" if isinstance(value, list | dict | tuple) else value
+        raise ValueError(f"{shown} is not {what} with its unit; write it like {example}")
     match = _QUANTITY.fullmatch(value)
-    if match is None:
-        raise ValueError(f"{value!r} is not {what}; write it like {example}")
+    if match is None or len(value) > _LONGEST:
+        raise ValueError(f"{value[:_LONGEST]!r} is not {what}; write it like {example}")
     number, unit = float(match[1]), match[2]
     if unit not in units:
         known = ", ".join(u for u in units if not u.startswith(("K", "P")) or u.startswith("Ki"))

@@ -18,9 +18,7 @@ LARGEST = 10**9
 """No count on the command line may be larger."""
 
 
-def whole_number(
-    option: str, *, least: int = 1, most: int = LARGEST
-) -> Callable[[str | int], int]:
+def whole_number(option: str, *, least: int = 1, most: int = LARGEST) -> Callable[[str | int], int]:
     """A parser of whole numbers in ``[least, most]``; its errors are ConfigError."""
 
     def parse(text: str | int) -> int:

@@ -114,6 +114,8 @@ class MemoryModel(Record):
 class ComputeEntry(Record):
     """Cost of one block of a kind on one tensor-parallel group, for one micro-batch."""
 
+    label_keys = ("device", "block", "tensor_parallel", "micro_batch_size")
+
     device: Annotated[str, Field(min_length=1)]
     """Device type."""
     block: Annotated[str, Field(min_length=1)]
