@@ -45,6 +45,8 @@ class RunOptions(Record):
     """Time for all workers to start, build and agree."""
     device: str = "cpu"
     """cpu or cuda: what workers compute on."""
+    plan_digest: str | None = None
+    """Digest of the plan that the launcher checked; a worker that finds another one stops."""
 
 
 class RunFolder:
@@ -60,6 +62,8 @@ class RunFolder:
         self.logs = self.root / "logs"
         self.status = self.root / "status"
         self.samples = self.root / "samples"
+        self.stop = self.root / "stop"
+        """While this file exists, workers stop after the step in progress, with a checkpoint."""
 
     def events_of(self, rank: int) -> Path:
         """Event file of a rank."""

@@ -24,7 +24,7 @@ class Status:
     rank: int
     pid: int
     state: str
-    """starting, training, saving, done or failed."""
+    """starting, training, saving, done, stopped (asked to stop, and did so well) or failed."""
     step: int
     """Optimizer step in progress, from 1; 0 before training."""
     operation: str
