@@ -1,7 +1,8 @@
 """Files to and from frozen typed objects: strict reading that says where, deterministic writing.
 
 Pydantic does the checking and `eth_cli.faults` words its errors; this module finds duplicate keys
-(which plain JSON and YAML readers drop silently), bounds what it reads, and writes atomically. Each file format itself lives in its owner module (cluster, plan, profile.table).
+(which plain JSON and YAML readers drop silently), bounds what it reads, and writes atomically.
+Each file format itself lives in its owner module (cluster, plan, profile.table).
 """
 
 from __future__ import annotations
