@@ -6,13 +6,18 @@ of Hugging Face configurations live in `eth_cli.model_sources`, torch modules in
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from eth_cli.errors import ConfigError
 from eth_cli.serde import FieldError, Location, Record
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+
+BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes of one number of each dtype that a plan may train in."""
 
 EMBEDDING = "embedding"
 """Kind of block 0: token (and position) embedding."""
@@ -28,12 +33,12 @@ class ModelSpec(Record):
     Blocks are numbered 0 ... num_layers + 1: embedding, the layers, head.
     """
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     family: Literal["gpt", "llama"]
     """gpt: learned positions, LayerNorm, biases. llama: RoPE, RMSNorm, gated feed-forward."""
     vocab_size: Positive
     hidden_size: Positive
-    num_layers: Positive
+    num_layers: Annotated[int, Field(gt=0, le=99_998)]
     num_heads: Positive
     num_kv_heads: Positive
     """Key and value heads; fewer than num_heads is grouped-query attention."""
@@ -42,6 +47,9 @@ class ModelSpec(Record):
     """Width of the feed-forward layer."""
     max_positions: Positive
     """Longest sequence (learned positions: rows of the table, less position_offset)."""
+    attention_window: Positive | None = None
+    """Width of the sliding attention window that the model was trained with. The blocks attend to
+    everything before a token, which is the same up to this length; longer sequences are refused."""
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"]
     tied: bool
@@ -68,11 +76,35 @@ class ModelSpec(Record):
                     f"{self.num_kv_heads} does not divide num_heads {self.num_heads}",
                 )
             )
-        if self.family == "llama" and self.head_dim % 2:
-            faults.append((("head_dim",), f"{self.head_dim} must be even for rotary positions"))
+        if self.family == "llama":
+            faults += self._llama_faults()
         if faults:
             raise FieldError(faults)
         return self
+
+    def _llama_faults(self) -> list[tuple[Location, str]]:
+        faults: list[tuple[Location, str]] = []
+        if self.head_dim % 2:
+            faults.append((("head_dim",), f"{self.head_dim} must be even for rotary positions"))
+        if self.embedding_size != self.hidden_size:
+            faults.append(
+                (
+                    ("embedding_size",),
+                    f"{self.embedding_size} must equal hidden_size {self.hidden_size} in the llama "
+                    "family, which has no embedding projections",
+                )
+            )
+        unsupported = {
+            "post_norm": self.post_norm,
+            "final_norm": not self.final_norm,
+            "position_offset": bool(self.position_offset),
+        }
+        faults += [
+            ((field,), "is for the gpt family only; leave it out")
+            for field, given in unsupported.items()
+            if given
+        ]
+        return faults
 
     @property
     def num_blocks(self) -> int:
@@ -90,3 +122,119 @@ class ModelSpec(Record):
     def boundary_bytes_per_sample(self, seq_len: int, bytes_per_element: int) -> int:
         """Bytes between two blocks for one sample: seq_len x hidden_size elements."""
         return seq_len * self.hidden_size * bytes_per_element
+
+    @property
+    def longest_sequence(self) -> int:
+        """The longest sequence that the blocks compute as the model is meant to [tokens]."""
+        return min(self.max_positions, self.attention_window or self.max_positions)
+
+    # --- Parameters ---------------------------------------------------------------------------
+
+    def parameter_shapes(self, index: int) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter of a block by its name in the block's module, in module order.
+
+        The head's ``weight`` is listed whether or not it is tied. Linear weights are (out, in).
+        """
+        kind = self.block_kind(index)
+        if kind == EMBEDDING:
+            return self._embedding_shapes()
+        return self._head_shapes() if kind == HEAD else self._layer_shapes()
+
+    def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            "token.weight": (self.vocab_size, self.embedding_size)
+        }
+        if self.family == "gpt":
+            rows = self.max_positions + self.position_offset
+            shapes["position.weight"] = (rows, self.hidden_size)
+            if self.embedding_size != self.hidden_size:
+                shapes["project_in.weight"] = (self.hidden_size, self.embedding_size)
+        return shapes
+
+    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        hidden, attended = self.hidden_size, self.num_heads * self.head_dim
+        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        gpt = self.family == "gpt"
+        shapes: dict[str, tuple[int, ...]] = {"norm1.weight": (hidden,)}
+        if gpt:
+            shapes["norm1.bias"] = (hidden,)
+        shapes["attention.qkv.weight"] = (qkv, hidden)
+        if gpt or self.qkv_bias:
+            shapes["attention.qkv.bias"] = (qkv,)
+        shapes["attention.out.weight"] = (hidden, attended)
+        if gpt:
+            shapes["attention.out.bias"] = (hidden,)
+        shapes["norm2.weight"] = (hidden,)
+        if gpt:
+            return shapes | {
+                "norm2.bias": (hidden,),
+                "mlp.up.weight": (self.ffn_size, hidden),
+                "mlp.up.bias": (self.ffn_size,),
+                "mlp.down.weight": (hidden, self.ffn_size),
+                "mlp.down.bias": (hidden,),
+            }
+        return shapes | {
+            "mlp.gate.weight": (self.ffn_size, hidden),
+            "mlp.up.weight": (self.ffn_size, hidden),
+            "mlp.down.weight": (hidden, self.ffn_size),
+        }
+
+    def _head_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"weight": (self.vocab_size, self.embedding_size)}
+        if self.final_norm:
+            shapes["norm.weight"] = (self.hidden_size,)
+            if self.family == "gpt":
+                shapes["norm.bias"] = (self.hidden_size,)
+        if self.embedding_size != self.hidden_size:
+            shapes["project_out.weight"] = (self.embedding_size, self.hidden_size)
+        return shapes
+
+    def block_parameters(self, index: int) -> int:
+        """Parameters of a block; a tied weight counts in each place that uses it."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes(index).values())
+
+    @property
+    def tied_parameters(self) -> int:
+        """Parameters of the weight that embedding and head share; 0 where they share none."""
+        return self.vocab_size * self.embedding_size if self.tied else 0
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model; a tied weight counts once."""
+        ends = self.block_parameters(0) + self.block_parameters(self.num_blocks - 1)
+        return ends + self.num_layers * self.block_parameters(1) - self.tied_parameters
+
+    # --- Arithmetic work ----------------------------------------------------------------------
+
+    def forward_flops(self, index: int, *, micro_batch_size: int, seq_len: int) -> int:
+        """FLOPs of a block's matrix products in one forward pass, 2 per multiply-add.
+
+        Every matrix that is multiplied costs 2 x elements for each token. Attention adds
+        4 x seq_len x heads x head_dim for each token (scores, then their product with the values);
+        the half that the causal mask hides is counted, as `torch.utils.flop_counter` does.
+        Look-ups, norms and activations are memory traffic, not arithmetic, and count nothing.
+        """
+        shapes = self.parameter_shapes(index)
+        if self.block_kind(index) == EMBEDDING:
+            shapes = {n: s for n, s in shapes.items() if n.startswith("project_in")}
+        flops = 2 * sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+        if self.block_kind(index) == TRANSFORMER:
+            flops += 4 * seq_len * self.num_heads * self.head_dim
+        return micro_batch_size * seq_len * flops
+
+
+def check_seq_len(spec: ModelSpec, seq_len: int, *, file: str, field: str = "") -> None:
+    """Raise ConfigError unless the model takes sequences of this length [tokens]."""
+    if seq_len <= spec.longest_sequence:
+        return
+    limit = (
+        f"has {spec.max_positions} positions (max_positions)"
+        if spec.longest_sequence == spec.max_positions
+        else f"has a sliding attention window of {spec.attention_window} tokens, which is not built"
+    )
+    raise ConfigError.single(
+        file,
+        field,
+        f"{seq_len} tokens are too many: model {spec.name} {limit}; "
+        f"use at most {spec.longest_sequence}",
+    )

@@ -1,1 +1,1 @@
-"""Model blocks as torch modules, built one at a time from a ModelSpec."""
+"""Model blocks as torch modules, in `build`; importing this package alone loads no torch."""
