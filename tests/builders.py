@@ -6,6 +6,7 @@ Every function takes keywords only and gives a legal object; a test changes what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from eth_cli.cluster import Cluster, DeviceGroup, DeviceType, Link, Network, Node
 from eth_cli.plan import Pipeline, Plan, Stage
@@ -61,7 +62,7 @@ def make_profile(
     types: Sequence[str] = ("fast", "slow"),
     num_layers: int = 6,
     micro_batch_sizes: Sequence[int] = (1, 2),
-    dtype: str = "fp32",
+    dtype: Literal["bf16", "fp16", "fp32"] = "fp32",
 ) -> Profile:
     """A profile of an embedding, ``num_layers`` equal layers and a head."""
     costs = {  # forward [s], backward [s], activations [bytes] of one sample on `fast`
@@ -69,40 +70,38 @@ def make_profile(
         "transformer": (0.0031, 0.0062, 9_300_000),
         "head": (0.0023, 0.0047, 5_300_000),
     }
-    return Profile.model_validate(
-        Profile(
-            schema_version=1,
-            seq_len=128,
-            dtype="fp32",
-            model=ProfiledModel(
-                name="toy",
-                blocks=(
-                    BlockGroup(kind="embedding", parameters=2_000_003),
-                    BlockGroup(kind="transformer", count=num_layers, parameters=3_000_017),
-                    BlockGroup(kind="head", parameters=2_500_009),
-                ),
-                boundary_bytes_per_sample=131_072,
+    return Profile(
+        schema_version=1,
+        seq_len=128,
+        dtype=dtype,
+        model=ProfiledModel(
+            name="toy",
+            blocks=(
+                BlockGroup(kind="embedding", parameters=2_000_003),
+                BlockGroup(kind="transformer", count=num_layers, parameters=3_000_017),
+                BlockGroup(kind="head", parameters=2_500_009),
             ),
-            memory=MemoryModel(bytes_per_parameter=16, process_bytes=50_000_000),
-            compute=tuple(
-                ComputeEntry(
-                    device=device,
-                    block=block,
-                    micro_batch_size=size,
-                    forward_s=forward_s * SPEEDS[device] * size,
-                    backward_s=backward_s * SPEEDS[device] * size,
-                    activation_bytes=num_bytes * size,
-                    recompute_activation_bytes=131_072 * size,
-                )
-                for device in types
-                for block, (forward_s, backward_s, num_bytes) in costs.items()
-                for size in micro_batch_sizes
-            ),
-            devices=tuple(
-                DeviceEntry(type=device, optimizer_s_per_parameter=2.1e-11 * SPEEDS[device])
-                for device in types
-            ),
-        ).model_copy(update={"dtype": dtype})
+            boundary_bytes_per_sample=131_072,
+        ),
+        memory=MemoryModel(bytes_per_parameter=16, process_bytes=50_000_000),
+        compute=tuple(
+            ComputeEntry(
+                device=device,
+                block=block,
+                micro_batch_size=size,
+                forward_s=forward_s * SPEEDS[device] * size,
+                backward_s=backward_s * SPEEDS[device] * size,
+                activation_bytes=num_bytes * size,
+                recompute_activation_bytes=131_072 * size,
+            )
+            for device in types
+            for block, (forward_s, backward_s, num_bytes) in costs.items()
+            for size in micro_batch_sizes
+        ),
+        devices=tuple(
+            DeviceEntry(type=device, optimizer_s_per_parameter=2.1e-11 * SPEEDS[device])
+            for device in types
+        ),
     )
 
 
