@@ -63,6 +63,9 @@ def worker_env() -> dict[str, str]:
         # Ranks share the cores of this machine; more threads than cores only slow each other.
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        # `python -m` puts the present folder first on the path, where a user's file that is named
+        # like a library would be imported in its place.
+        "PYTHONSAFEPATH": "1",
         # Workers report what matters themselves; torch warns of harmless things in every log.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
@@ -167,6 +170,21 @@ def _descendants(root: int, marker: str | None) -> set[Process]:
                 if wanted in Path(f"/proc/{process[0]}/environ").read_bytes().split(b"\0"):
                     result.add(process)
     return {process for process in result if process[0] not in (root, os.getpid())}
+
+
+def rank_pids(process: subprocess.Popen[bytes]) -> dict[int, int]:
+    """The process of each rank that a running `argv` command has started, as far as it has."""
+    found = {}
+    for (pid, _), parent in _processes().items():
+        if parent != process.pid:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            values = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+            # Both: a RANK alone may come from the environment that this program was called in.
+            if b"TORCHELASTIC_RUN_ID" in values and b"RANK" in values:
+                found[int(values[b"RANK"])] = pid
+    return found
 
 
 def _alive(processes: set[Process]) -> set[Process]:

@@ -1,0 +1,374 @@
+"""Watches a run: what to do when ranks die, hang or do not start, or when a person interrupts.
+
+A pure state machine: `advance` takes a state and an event and gives the next state and what to do
+about it. It has no clock, no files and no processes, so tests replay any order of events at once;
+`launch.run` feeds it. Who is to blame is decided here, and so is the message.
+
+Time is counted only while someone looks: between two observations at most `MAX_GAP_S` seconds
+pass. A launcher that was itself suspended does not take its own sleep for the workers'.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from eth_cli.launch.backend import JobView, ProcessView
+from eth_cli.launch.status import Status
+from eth_cli.torchrun import RankExit
+
+MAX_GAP_S = 2.0
+"""Longest time that may pass between two observations [s]."""
+REPORT_S = 3.0
+"""Time that torchrun gets to tell how a rank died, from when it was seen dead [s]."""
+COMPUTING = 0.2
+"""A process that uses more of a core than this computes; less is the noise of waiting threads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long what may take."""
+
+    start_s: float
+    """Until every rank trains; also for one operation of a rank that visibly computes [s]."""
+    hang_s: float
+    """Without progress, beyond what is predicted [s]."""
+    predicted_s: Callable[[Status], float]
+    """Longest time that the plan predicts for a status's operation [s]; 0 where it does not."""
+
+
+_ENDED_WELL = ("done", "stopped")
+"""States of a rank that has ended as it should."""
+
+
+# --- Events and actions ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What the ranks do at one moment, and what is known of the job."""
+
+    time_s: float
+    """A monotonic clock [s]."""
+    statuses: Mapping[int, Status]
+    """Of the ranks that have one."""
+    job: JobView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interrupted:
+    """A person asked to stop (Ctrl-C), or the system did (SIGTERM)."""
+
+
+Event: TypeAlias = Observed | Interrupted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestStop:
+    """Ask the workers to save a checkpoint after the present step and end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """All ranks have ended well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The run has failed: stop what is left of it and say why."""
+
+    cause: str
+    """What happened, as the end of a sentence that starts with the rank."""
+    rank: int | None = None
+    """The rank that is to blame; None when it is none of them."""
+    step: int | None = None
+    operation: str | None = None
+
+
+Action: TypeAlias = RequestStop | Finish | Failure
+
+
+# --- State ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankState:
+    """What is known of one rank."""
+
+    status: Status | None = None
+    """The last one seen."""
+    gone: bool = False
+    """Whether it had a status that is no more: it has ended well."""
+    since_s: float = 0.0
+    """Watched time when its present status was first seen [s]."""
+    cpu_since_s: float = 0.0
+    """Processor time that it had used then [s]."""
+    cpu_s: float = 0.0
+    """Processor time used so far [s]."""
+    stopped_since_s: float | None = None
+    """Watched time since when its process is stopped [s]."""
+    dead_since_s: float | None = None
+    """Watched time since when its process is no more, though its work is not done [s]."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has nothing more to do."""
+        return self.gone or (self.status is not None and self.status.state in _ENDED_WELL)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it got to train."""
+        return self.is_done or (self.status is not None and self.status.state != "starting")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """Everything that `advance` remembers."""
+
+    limits: Limits
+    ranks: tuple[RankState, ...]
+    watched_s: float = 0.0
+    """Time spent watching [s]; all other times count by it."""
+    last_s: float | None = None
+    """The clock at the last observation [s]."""
+    num_interrupts: int = 0
+    over: bool = False
+    """Whether the verdict has been given."""
+
+
+def initial(num_ranks: int, limits: Limits) -> State:
+    """The state before anything has been seen."""
+    return State(limits=limits, ranks=(RankState(),) * num_ranks)
+
+
+def advance(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """The next state, and what to do. After a `Finish` or `Failure` nothing more is done."""
+    if state.over:
+        return state, ()
+    if isinstance(event, Interrupted):
+        return _interrupted(state)
+    state = _noted(state, event)
+    verdict = _verdict(state, event.job)
+    if verdict is None:
+        return state, ()
+    return replace(state, over=True), (verdict,)
+
+
+def _interrupted(state: State) -> tuple[State, tuple[Action, ...]]:
+    state = replace(state, num_interrupts=state.num_interrupts + 1)
+    if state.num_interrupts == 1:
+        return state, (RequestStop(),)
+    cause = "killed by a second interrupt; what came after the last checkpoint is lost"
+    return replace(state, over=True), (Failure(cause=cause),)
+
+
+def _noted(state: State, event: Observed) -> State:
+    gap = 0.0 if state.last_s is None else event.time_s - state.last_s
+    now = state.watched_s + min(max(gap, 0.0), MAX_GAP_S)
+    ranks = tuple(
+        _noted_rank(old, event.statuses.get(rank), event.job.processes.get(rank), now)
+        for rank, old in enumerate(state.ranks)
+    )
+    return replace(state, ranks=ranks, watched_s=now, last_s=event.time_s)
+
+
+def _noted_rank(
+    old: RankState, status: Status | None, process: ProcessView | None, now: float
+) -> RankState:
+    new = old
+    if process is not None and process.alive:
+        new = replace(new, cpu_s=process.cpu_s)
+    if status is not None and status != old.status:
+        new = replace(new, status=status, gone=False, since_s=now, cpu_since_s=new.cpu_s)
+    elif status is None and old.status is not None:
+        new = replace(new, gone=True)
+    stopped = process is not None and process.alive and process.stopped
+    dead = process is not None and not process.alive and not new.is_done
+    return replace(
+        new,
+        stopped_since_s=_since(old.stopped_since_s, stopped, now),
+        dead_since_s=_since(old.dead_since_s, dead, now),
+    )
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    return (now if before is None else before) if holds else None
+
+
+# --- Verdicts -------------------------------------------------------------------------------------
+
+
+def _verdict(state: State, job: JobView) -> Finish | Failure | None:
+    if job.code == 0:
+        return Finish()
+    if job.code is not None:
+        return _first_failure(state, job.exits) or Failure(
+            cause=f"torchrun ended {_how(job.code)}, and no rank says why"
+        )
+    if any(_elapsed(state, _failed_since(seen)) > REPORT_S for seen in state.ranks):
+        # torchrun is slow to tell, for one because it waits for ranks that do not end.
+        return _first_failure(state, ())
+    return _stopped(state) or _not_started(state) or _hung(state)
+
+
+def _elapsed(state: State, since_s: float | None) -> float:
+    return 0.0 if since_s is None else state.watched_s - since_s
+
+
+def _failed_since(seen: RankState) -> float | None:
+    if seen.status is not None and seen.status.state == "failed":
+        return seen.since_s
+    return seen.dead_since_s
+
+
+def _blame(state: State, rank: int, cause: str) -> Failure:
+    status = state.ranks[rank].status
+    return Failure(
+        cause=cause,
+        rank=rank,
+        step=None if status is None else status.step,
+        operation=None if status is None else status.operation,
+    )
+
+
+def _stopped(state: State) -> Failure | None:
+    for rank, seen in enumerate(state.ranks):
+        if _elapsed(state, seen.stopped_since_s) > state.limits.hang_s:
+            return _blame(
+                state,
+                rank,
+                f"has hung: its process has been stopped (SIGSTOP) for {state.limits.hang_s:g} s",
+            )
+    return None
+
+
+def _not_started(state: State) -> Failure | None:
+    late = [rank for rank, seen in enumerate(state.ranks) if not seen.is_started]
+    if not late or state.watched_s <= state.limits.start_s:
+        return None
+    # Those who wait for the others to start are not the cause.
+    rank = next((r for r in late if not _waits(state.ranks[r])), late[0])
+    return _blame(state, rank, f"did not start within {state.limits.start_s:g} s")
+
+
+def _waits(seen: RankState) -> bool:
+    return seen.status is not None and seen.status.waits
+
+
+def _hung(state: State) -> Failure | None:
+    """The rank that holds up the run, if any has shown no progress for too long.
+
+    That is one whose own work takes too long. Ranks that wait for others are not to blame; but
+    when all of them wait, for each other, the one that is furthest behind is named.
+    """
+    working = [
+        rank for rank, seen in enumerate(state.ranks) if seen.is_started and not seen.is_done
+    ]
+    too_long = [rank for rank in working if _is_too_long(state, rank)]
+    for rank in too_long:
+        if not _waits(state.ranks[rank]):
+            quiet_s = _elapsed(state, state.ranks[rank].since_s)
+            return _blame(state, rank, f"has hung: no progress for {quiet_s:.0f} s")
+    all_started = all(seen.is_started for seen in state.ranks)
+    if working and all_started and len(too_long) == len(working):
+        last = min(working, key=lambda rank: (_progress(state.ranks[rank]), rank))
+        quiet_s = min(_elapsed(state, state.ranks[rank].since_s) for rank in working)
+        return _blame(
+            state,
+            last,
+            f"is furthest behind, and all ranks have waited for each other for {quiet_s:.0f} s",
+        )
+    return None
+
+
+def _progress(seen: RankState) -> tuple[int, float]:
+    return (0, 0.0) if seen.status is None else (seen.status.step, seen.since_s)
+
+
+def _is_too_long(state: State, rank: int) -> bool:
+    seen, limits = state.ranks[rank], state.limits
+    assert seen.status is not None  # only started ranks are asked about
+    elapsed = _elapsed(state, seen.since_s)
+    allowed = limits.hang_s + limits.predicted_s(seen.status)
+    if elapsed > 0 and (seen.cpu_s - seen.cpu_since_s) / elapsed > COMPUTING:
+        # It works, if slower than predicted: a loaded machine, or a plan without prediction.
+        allowed = max(allowed, limits.start_s)
+    return elapsed > allowed
+
+
+# --- Who failed first -----------------------------------------------------------------------------
+
+_CONSEQUENCES = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "connection was",
+    "broken pipe",
+    "socket",
+    "remote worker",
+    "timed out",
+    "timeout",
+)
+"""Parts of what torch says on a rank whose partner is gone."""
+
+
+def _first_failure(state: State, exits: tuple[RankExit, ...]) -> Failure | None:
+    """The failure that caused the others.
+
+    When a rank dies, its partners lose their connections and fail within milliseconds, and
+    torchrun ends the rest with SIGTERM; all of that stands in ``exits``. So a rank that a signal
+    killed is to blame before one that raised something of its own, that before one that ended
+    without a word, and any of them before lost connections. Among equals the earliest one is.
+    """
+    by_rank = {exit_.rank: exit_ for exit_ in exits}
+    never = float("inf")
+    candidates = []
+    for rank, seen in enumerate(state.ranks):
+        error, time_s = _told(seen, by_rank.get(rank))
+        code = by_rank[rank].code if rank in by_rank else None
+        if error or code is not None or seen.dead_since_s is not None:
+            dead_since_s = never if seen.dead_since_s is None else seen.dead_since_s
+            key = (_blame_class(error, code), time_s, dead_since_s, rank)
+            candidates.append((key, _blame(state, rank, _cause(error, code))))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def _told(seen: RankState, exit_: RankExit | None) -> tuple[str, float]:
+    """What a rank says of its failure, and when that was [s since the epoch]."""
+    error = "" if exit_ is None else exit_.error
+    if seen.status is not None and seen.status.state == "failed":
+        return seen.status.error or error or "for a reason it does not tell", seen.status.time_s
+    time_s = None if exit_ is None else exit_.time_s
+    return error, float("inf") if time_s is None else time_s
+
+
+def _blame_class(error: str, code: int | None) -> int:
+    if any(part in error.lower() for part in _CONSEQUENCES):
+        return 3
+    if error:
+        return 1
+    if code is None or code >= 0:
+        return 2
+    # torch aborts over lost connections, and torchrun ends the other ranks by SIGTERM.
+    return 3 if -code == signal.SIGABRT else 4 if -code == signal.SIGTERM else 0
+
+
+def _cause(error: str, code: int | None) -> str:
+    if error:
+        return f"failed: {error}"
+    if code is None:
+        return "died"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (by hand, or by the system when memory ran out)"
+    return f"was {_how(code)}" if code < 0 else f"ended {_how(code)}"
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
