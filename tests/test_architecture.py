@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("faults",),
     ("serde", "catalogue", "schedule"),
     ("events", "cluster", "model", "plan"),
-    ("model_sources", "profile.table", "torchrun", "worker_entry"),
+    ("hf_config", "model_sources", "profile.table", "torchrun", "worker_entry"),
     ("models", "profile.analytic", "profile.activations", "trace"),
     ("search", "profile", "launch"),
     ("report", "render"),
