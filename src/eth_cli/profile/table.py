@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from eth_cli import serde
+from eth_cli.model import ModelSpec
 from eth_cli.serde import FieldError, Location, Record
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -48,6 +49,8 @@ class ProfiledModel(Record):
     """Groups of block indices that share one weight, such as [[0, 25]]."""
     tied_parameters: Annotated[int, Field(ge=0)] = 0
     """Parameters of the weight that a group shares."""
+    spec: ModelSpec | None = None
+    """The model's shape, where the profiler knew it: what `eth run` builds the blocks from."""
 
     @model_validator(mode="after")
     def _check(self) -> ProfiledModel:
@@ -72,6 +75,13 @@ class ProfiledModel(Record):
                         f"{self.tied_parameters} is more than a tied block's {least} parameters",
                     )
                 )
+        if self.spec is not None and self.spec.num_blocks != self.num_blocks:
+            faults.append(
+                (
+                    ("spec", "num_layers"),
+                    f"makes {self.spec.num_blocks} blocks, but blocks count {self.num_blocks}",
+                )
+            )
         if faults:
             raise FieldError(faults)
         return self
