@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from eth_cli import catalogue, serde, units
+from eth_cli.faults import did_you_mean
 from eth_cli.serde import FieldError, Record
 
 DTYPES = ("bf16", "fp16", "fp32")
@@ -121,7 +122,7 @@ class Cluster(Record):
             faults += [
                 (
                     ("nodes", i, "devices", j, "type"),
-                    f"unknown type {group.type!r}; {_known_types(self.device_types)}",
+                    f"unknown type {group.type!r}; types are {_some(sorted(self.device_types))}",
                 )
                 for j, group in enumerate(node.devices)
                 if group.type not in self.device_types
@@ -206,13 +207,6 @@ class Cluster(Record):
     def digest(self) -> str:
         """Digest of everything that a plan depends on."""
         return serde.digest(serde.to_data(self))
-
-
-def _known_types(own: dict[str, DeviceType]) -> str:
-    return (
-        f"types are {_some(sorted(own))} and those of the catalogue "
-        f"({_some(sorted(catalogue.GPU_TYPES))}); add it under device_types"
-    )
 
 
 def _some(names: list[str], limit: int = 8) -> str:
@@ -305,10 +299,11 @@ class ClusterFile(Record):
                 faults.append(
                     (("nodes", i, "host"), f"is for one node; give {num_nodes} under hosts")
                 )
-        if num_devices > MAX_DEVICES:
-            faults.append(
-                (("nodes",), f"hold {num_devices} devices; at most {MAX_DEVICES} are read")
+        if num_devices > MAX_DEVICES:  # Too many to look at one by one.
+            raise FieldError(
+                [(("nodes",), f"hold {num_devices} devices; at most {MAX_DEVICES} are read")]
             )
+        faults += [*self._name_faults(), *self._type_faults(), *self._override_faults()]
         for name, entry in self.device_types.items():
             faults += [
                 (
@@ -328,6 +323,40 @@ class ClusterFile(Record):
         if faults:
             raise FieldError(faults)
         return self
+
+    def _name_faults(self) -> Iterator[tuple[serde.Location, str]]:
+        seen: dict[str, int] = {}
+        for i, entry in enumerate(self.nodes):
+            double = [name for name in entry.node_names() if name in seen]
+            if double:
+                yield (
+                    ("nodes", i, "name"),
+                    f"{double[0]!r} names two nodes; nodes[{seen[double[0]]}] has it too",
+                )
+            seen |= dict.fromkeys(entry.node_names(), i)
+
+    def _type_faults(self) -> Iterator[tuple[serde.Location, str]]:
+        known = {*self.device_types, *catalogue.GPU_TYPES}
+        for i, entry in enumerate(self.nodes):
+            for j, group in enumerate(entry.devices):
+                if group.type not in known:
+                    yield (
+                        ("nodes", i, "devices", j, "type"),
+                        f"unknown type {group.type!r}{did_you_mean(group.type, known)}; add it "
+                        f"under device_types, or use one of the catalogue's {len(known)} "
+                        f"({_some(sorted(known))})",
+                    )
+
+    def _override_faults(self) -> Iterator[tuple[serde.Location, str]]:
+        names = {name for e in self.nodes for name in (e.name, *e.node_names())}
+        for k, override in enumerate(self.network.overrides):
+            for end in override.between:
+                if end not in names:
+                    yield (
+                        ("network", "overrides", k, "between"),
+                        f"unknown node {end!r}{did_you_mean(end, names)}; nodes are "
+                        f"{_some(sorted(names))}",
+                    )
 
     def resolve(self) -> Cluster:
         """The cluster in SI units, nodes expanded, catalogue figures filled in."""

@@ -70,6 +70,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
+def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
+    """`` (did you mean x?)`` for the choice nearest to a wrong word; empty where none is near."""
+    close = difflib.get_close_matches(wrong, sorted(choices), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def faults_of(
     error: ValidationError, record_type: type[BaseModel], file: str, data: Any = None
 ) -> list[Fault]:
@@ -139,8 +145,7 @@ def _message(detail: Any, record_type: type[BaseModel], location: Location) -> s
     match kind:
         case "extra_forbidden":
             owner = _owner_of(record_type, location[:-1])
-            close = _nearest_key(record_type, location)
-            hint = f" (did you mean {close}?)" if close else ""
+            hint = did_you_mean(str(location[-1]), _keys_of(owner))
             valid = f"; valid keys are {', '.join(_keys_of(owner))}" if owner else ""
             return f"unknown key{hint}{valid}"
         case "missing":

@@ -7,12 +7,12 @@ wording changes between its versions.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eth_cli.errors import ConfigError
+from eth_cli.faults import did_you_mean
 
 LARGEST = 10**9
 """No count on the command line may be larger."""
@@ -69,10 +69,10 @@ def choice(option: str, choices: Sequence[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in choices:
-            close = difflib.get_close_matches(text, choices, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError.single(
-                option, "", f"{text!r} is not one of {', '.join(choices)}{hint}"
+                option,
+                "",
+                f"{text!r} is not one of {', '.join(choices)}{did_you_mean(text, choices)}",
             )
         return text
 
