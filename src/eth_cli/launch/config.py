@@ -56,6 +56,10 @@ class RunFolder:
         self.root = Path(root)
         self.plan = self.root / "plan.json"
         self.options = self.root / "run.json"
+        self.profile = self.root / "profile.json"
+        """A copy of the profile that the plan was made with, where the launcher was given it."""
+        self.lock = self.root / ".lock"
+        """Held by the launcher while it runs, so that no two runs share a folder."""
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events"
         self.checkpoints = self.root / "checkpoints"
@@ -76,6 +80,10 @@ class RunFolder:
     def status_of(self, rank: int) -> Path:
         """Status file of a rank; see `eth_cli.launch.status`."""
         return self.status / f"rank-{rank}"
+
+    def samples_of(self, rank: int) -> Path:
+        """Log of the samples that a rank's pipeline trained on; see `RunOptions.sample_log`."""
+        return self.samples / f"rank-{rank}.jsonl"
 
     def checkpoint_of(self, step: int) -> Path:
         """Folder of the checkpoint after ``step`` optimizer steps."""
