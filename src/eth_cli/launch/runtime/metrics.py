@@ -1,0 +1,99 @@
+"""What is logged a line a step: metrics.jsonl and samples/rank-N.jsonl. Owns these formats.
+
+A line of metrics.jsonl, written by one rank: step (from 1), loss (mean over all valid tokens of the
+global batch, before the update), grad_norm (before clipping), lr, tokens (valid ones of the global
+batch), step_time_s (wall time of the step on the reporting rank, which waits for all others), and
+``skipped: true`` on a step whose loss or gradients were not finite; loss and grad_norm are then
+absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from eth_cli.plan import Plan
+
+
+def reporting_rank(plan: Plan) -> int:
+    """The rank that writes metrics: the last stage of the first pipeline."""
+    return plan.ranks_of(0, len(plan.pipelines[0].stages) - 1)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """What one optimizer step came to; the same on every rank but for the time."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_time_s: float
+    skipped: bool
+    """Whether the update was left out because loss or gradients were not finite."""
+
+    def to_json(self) -> str:
+        """One line of metrics.jsonl."""
+        data: dict[str, Any] = {"step": self.step}
+        if not self.skipped:
+            data |= {"loss": self.loss, "grad_norm": self.grad_norm}
+        data |= {"lr": self.lr, "tokens": self.tokens, "step_time_s": self.step_time_s}
+        if self.skipped:
+            data["skipped"] = True
+        return json.dumps(data, separators=(",", ":"))
+
+
+def sample_line(step: int, samples: Sequence[int]) -> str:
+    """One line of samples/rank-N.jsonl: what a pipeline trained on in a step."""
+    return json.dumps({"step": step, "samples": list(samples)}, separators=(",", ":"))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory that this process held: allocated on a GPU, resident on a CPU [bytes]."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class LineLog:
+    """A file of JSON lines, appended to and flushed line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 # closed in close()
+
+    def write(self, line: str) -> None:
+        """Append a line; it can be read at once."""
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the lines of steps after ``step`` from a file of JSON lines, atomically."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _is_kept(line, step)]
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _is_kept(line: str, step: int) -> bool:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return False  # cut short when the run was killed
+    return isinstance(data, dict) and int(data.get("step") or 0) <= step

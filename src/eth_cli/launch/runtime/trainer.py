@@ -1,0 +1,309 @@
+"""The training loop of one rank, inside an initialised default process group.
+
+One optimizer step: read this rank's part of the batch, run the pipeline (gradients are summed block
+by block meanwhile), agree with all ranks, update. Who starts the processes is none of its business:
+`eth_cli.launch.runtime.worker` does it under torchrun, tests do it themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.dataset import TokenSource
+from eth_cli.launch.runtime import checkpoint
+from eth_cli.launch.runtime.data import BatchReader
+from eth_cli.launch.runtime.gradsync import GradientSync, tied_owners
+from eth_cli.launch.runtime.groups import create_groups
+from eth_cli.launch.runtime.journal import Journal
+from eth_cli.launch.runtime.metrics import (
+    LineLog,
+    StepMetrics,
+    keep_until,
+    peak_memory_bytes,
+    reporting_rank,
+    sample_line,
+)
+from eth_cli.launch.runtime.optim import Optimizer, learning_rate
+from eth_cli.launch.runtime.pacing import Pacer, stage_pace
+from eth_cli.launch.runtime.stage import PipelineRunner, StageModule
+from eth_cli.launch.status import StatusWriter
+from eth_cli.model import ModelSpec
+from eth_cli.plan import Plan
+
+_SLOWEST_STEP = 5.0
+"""A later step may take so many times as long as the first one before its waits end."""
+_CLIP_EPSILON = 1e-6
+"""Added to the norm that gradients are divided by, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """What all ranks know of a step after its one all-reduce of scalars."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+    """Whether any rank was asked to stop."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the step may be applied; if not, every rank skips it."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Trainer:
+    """Trains one rank's stage. All ranks of the plan construct and call theirs together."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        *,
+        rank: int,
+        options: RunOptions,
+        folder: RunFolder,
+        source: TokenSource,
+        device: torch.device | None = None,
+        status: StatusWriter | None = None,
+        on_step: Callable[[StepMetrics], None] | None = None,
+    ) -> None:
+        """``on_step`` is called on every rank after each step."""
+        self.plan = plan
+        self.spec = spec
+        self.rank = rank
+        self.options = options
+        self.folder = folder
+        self.device = device or torch.device("cpu")
+        self.on_step = on_step
+        place = plan.ranks[rank]
+        stages = plan.pipelines[place.pipeline].stages
+        stage = stages[place.stage]
+        self.journal = Journal(place=place, status=status, events_path=folder.events_of(rank))
+        self.journal.begin("build")
+        self.groups = create_groups(
+            plan,
+            rank=rank,
+            extra_owners=[tied_owners(plan, spec)],
+            timeout=timedelta(seconds=options.start_timeout_s),
+        )
+        self.pacer = Pacer(stage_pace(plan, pipeline=place.pipeline, stage=place.stage))
+        self.module = StageModule(
+            spec,
+            stage.blocks,
+            seed=options.seed,
+            recompute=stage.recompute,
+            device=self.device,
+        )
+        self.parameters = tuple(self.module.owned_parameters())
+        self.sync = GradientSync(
+            self.parameters,
+            plan=plan,
+            spec=spec,
+            rank=rank,
+            groups=self.groups,
+            journal=self.journal,
+            block_is_done=self.pacer.end_block_backward,
+        )
+        self.pipeline = PipelineRunner(
+            self.module,
+            plan=plan,
+            spec=spec,
+            rank=rank,
+            groups=self.groups,
+            device=self.device,
+            journal=self.journal,
+            pacer=self.pacer,
+        )
+        self.optimizer = Optimizer(self.parameters, options)
+        self.reader = BatchReader(
+            source,
+            plan=plan,
+            pipeline=place.pipeline,
+            is_first=place.stage == 0,
+            is_last=place.stage == len(stages) - 1,
+            seed=options.seed,
+            device=self.device,
+        )
+        self.step = 0
+        """Optimizer steps taken."""
+        self._saved_step: int | None = None
+        self._longest_step_s = 0.0
+        self._metrics: LineLog | None = None
+        self._samples: LineLog | None = None
+        self._stop_requested = False
+        if options.resume:
+            self._resume()
+        self._open_logs(is_last=place.stage == len(stages) - 1)
+
+    def request_stop(self) -> None:
+        """Stop all ranks after the step in progress; safe in a signal handler."""
+        self._stop_requested = True
+
+    def train(self) -> bool:
+        """Train until the last step, or until any rank is asked to stop; save at the end.
+
+        Returns:
+            Whether the training was stopped before its last step.
+        """
+        stop = False
+        every = self.options.checkpoint_every
+        while self.step < self.options.steps and not stop:
+            stop = self.train_step().stop
+            if every and self.step % every == 0:
+                self.save()
+        if self._saved_step != self.step:
+            self.save()
+        self._close_logs()
+        return self.step < self.options.steps
+
+    def train_step(self) -> Agreement:
+        """One optimizer step on one global batch."""
+        start_s = time.time()
+        self.journal.enter("training", step=self.step + 1)
+        batch = self.reader.read(self.step)
+        self.sync.begin()
+        loss = self.pipeline.run(batch)
+        self.sync.finish()
+        agreed = self._agree(loss)
+        if agreed.is_finite:
+            self._update(agreed.grad_norm)
+        self.journal.span("STEP", start_s)
+        metrics = StepMetrics(
+            step=self.step + 1,
+            loss=agreed.loss,
+            grad_norm=agreed.grad_norm,
+            lr=learning_rate(self.options, self.step),
+            tokens=batch.num_valid,
+            step_time_s=time.time() - start_s,
+            skipped=not agreed.is_finite,
+        )
+        self._log(metrics, batch.samples)
+        self.step += 1
+        if self.on_step is not None:
+            self.on_step(metrics)
+        return agreed
+
+    def _agree(self, loss: torch.Tensor) -> Agreement:
+        """Sum norm, loss and wishes to stop over all ranks; the step's only other collective.
+
+        A norm or loss that is not finite on one rank makes the sum so on every rank, and the sum is
+        the same, bit by bit, everywhere: so all ranks clip, skip and stop alike.
+        """
+        self.journal.begin("AGREE", waits=True)
+        stop = self._stop_requested or (self.rank == 0 and self.folder.stop.exists())
+        wish = torch.tensor(float(stop), dtype=torch.float64, device=self.device)
+        totals = torch.stack([self.sync.norm_squared(), loss, wish])
+        dist.all_reduce(totals)
+        norm_squared, total_loss, num_stops = totals.tolist()
+        return Agreement(loss=total_loss, grad_norm=norm_squared**0.5, stop=num_stops > 0)
+
+    def _update(self, grad_norm: float) -> None:
+        self.journal.begin("OPTIMIZER")
+        start_s = time.time()
+        self.pacer.begin()
+        clip = self.options.clip
+        if clip is not None and grad_norm > clip:
+            self.sync.scale(clip / (grad_norm + _CLIP_EPSILON))
+        self.optimizer.step(self.step)
+        self.pacer.end_optimizer(self.optimizer.num_parameters)
+        self.journal.span("OPTIMIZER", start_s)
+
+    # --- Checkpoints --------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps so far."""
+        self.journal.enter("saving")
+        self.journal.begin("CHECKPOINT", waits=True)
+        start_s = time.time()
+        # A disk may be much slower than a step.
+        self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
+        counted = [
+            owned
+            for bucket in self.sync.buckets
+            if bucket.owners[0] == self.rank
+            for owned in bucket.parameters
+        ]
+        checkpoint.save(
+            checkpoint.CheckpointInfo.of(
+                step=self.step, plan=self.plan, spec=self.spec, options=self.options
+            ),
+            folder=self.folder,
+            parameters=counted,
+            optimizer=self.optimizer,
+        )
+        self._saved_step = self.step
+        self._limit_waits()
+        self.journal.span("CHECKPOINT", start_s)
+        self.journal.flush()
+
+    def _resume(self) -> None:
+        """Go on from the newest complete checkpoint; from the start where there is none."""
+        self.journal.begin("load", waits=True)
+        info = checkpoint.find_newest(self.folder)
+        step = torch.tensor(-1 if info is None else info.step, device=self.device)
+        newest = step.clone()
+        dist.broadcast(newest, src=0)
+        if step != newest:
+            raise RuntimeError(
+                f"rank {self.rank} finds checkpoint {step.item()}, rank 0 finds {newest.item()}: "
+                f"{self.folder.checkpoints} must be the same folder on all nodes"
+            )
+        if info is None:
+            return
+        checkpoint.check_resumable(
+            info, plan=self.plan, spec=self.spec, options=self.options, folder=self.folder
+        )
+        checkpoint.load(
+            info, folder=self.folder, parameters=self.parameters, optimizer=self.optimizer
+        )
+        self.step = self._saved_step = info.step
+
+    # --- Logs and limits ----------------------------------------------------------------------
+
+    def _open_logs(self, *, is_last: bool) -> None:
+        folder = self.folder
+        if self.rank == 0:
+            # Lines of later steps, which a run that ended left, would stand there twice.
+            for logs in (folder.events, folder.samples):
+                logs.mkdir(parents=True, exist_ok=True)
+                for path in logs.glob("rank-*.jsonl"):
+                    keep_until(path, self.step)
+            keep_until(folder.metrics, self.step)
+        dist.barrier()
+        if self.rank == reporting_rank(self.plan):
+            self._metrics = LineLog(folder.metrics)
+        if self.options.sample_log and is_last:
+            self._samples = LineLog(folder.samples_of(self.rank))
+
+    def _log(self, metrics: StepMetrics, samples: tuple[int, ...]) -> None:
+        if self._metrics is not None:
+            self._metrics.write(metrics.to_json())
+        if self._samples is not None:
+            self._samples.write(sample_line(metrics.step, samples))
+        self.journal.flush()
+        if metrics.step_time_s > self._longest_step_s:
+            self._longest_step_s = metrics.step_time_s
+            self._limit_waits()
+
+    def _close_logs(self) -> None:
+        if self.pacer.num_missed:
+            self.journal.scalar("missed_paces_count", self.pacer.num_missed)
+            self.journal.scalar("worst_missed_pace_s", self.pacer.worst_miss_s)
+        self.journal.scalar("peak_memory_bytes", peak_memory_bytes(self.device))
+        self.journal.flush()
+        for log in (self._metrics, self._samples):
+            if log is not None:
+                log.close()
+
+    def _limit_waits(self) -> None:
+        """From the first step on it is known how long a rank may have to wait for others."""
+        limit_s = self.options.hang_timeout_s + _SLOWEST_STEP * self._longest_step_s
+        self.groups.set_timeout(timedelta(seconds=limit_s))
