@@ -2,7 +2,7 @@
 
 A pure state machine: `advance` takes a state and an event and gives the next state and what to do
 about it. It has no clock, no files and no processes, so tests replay any order of events at once;
-`launch.run` feeds it. Who is to blame is decided here, and so is the message.
+`launch.run` feeds it. Which of several failures came first is `launch.blame`'s question.
 
 Time is counted only while someone looks: between two observations at most `MAX_GAP_S` seconds
 pass. A launcher that was itself suspended does not take its own sleep for the workers'.
@@ -10,12 +10,12 @@ pass. A launcher that was itself suspended does not take its own sleep for the w
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from eth_cli.launch.backend import JobView, ProcessView
+from eth_cli.launch.blame import NEVER, RankEnd, first_failure, how
 from eth_cli.launch.status import Status
 from eth_cli.torchrun import RankExit
 
@@ -205,7 +205,7 @@ def _verdict(state: State, job: JobView) -> Finish | Failure | None:
         return Finish()
     if job.code is not None:
         return _first_failure(state, job.exits) or Failure(
-            cause=f"torchrun ended {_how(job.code)}, and no rank says why"
+            cause=f"torchrun ended {how(job.code)}, and no rank says why"
         )
     if any(_elapsed(state, _failed_since(seen)) > REPORT_S for seen in state.ranks):
         # torchrun is slow to tell, for one because it waits for ranks that do not end.
@@ -221,6 +221,36 @@ def _failed_since(seen: RankState) -> float | None:
     if seen.status is not None and seen.status.state == "failed":
         return seen.since_s
     return seen.dead_since_s
+
+
+def _first_failure(state: State, exits: tuple[RankExit, ...]) -> Failure | None:
+    reported = {exit_.rank: exit_ for exit_ in exits}
+    ends = [
+        end
+        for rank, seen in enumerate(state.ranks)
+        if (end := _end_of(rank, seen, reported.get(rank))) is not None
+    ]
+    first = first_failure(ends)
+    return None if first is None else _blame(state, *first)
+
+
+def _end_of(rank: int, seen: RankState, exit_: RankExit | None) -> RankEnd | None:
+    """What is known of a rank's end; None while there is no sign of one."""
+    error, error_s = "", None
+    if exit_ is not None:
+        error, error_s = exit_.error, exit_.time_s
+    if seen.status is not None and seen.status.state == "failed":
+        error = seen.status.error or error or "for a reason it does not tell"
+        error_s = seen.status.time_s
+    if exit_ is None and not error and seen.dead_since_s is None:
+        return None
+    return RankEnd(
+        rank=rank,
+        error=error,
+        error_s=NEVER if error_s is None else error_s,
+        code=None if exit_ is None else exit_.code,
+        dead_s=NEVER if seen.dead_since_s is None else seen.dead_since_s,
+    )
 
 
 def _blame(state: State, rank: int, cause: str) -> Failure:
@@ -296,79 +326,3 @@ def _is_too_long(state: State, rank: int) -> bool:
         # It works, if slower than predicted: a loaded machine, or a plan without prediction.
         allowed = max(allowed, limits.start_s)
     return elapsed > allowed
-
-
-# --- Who failed first -----------------------------------------------------------------------------
-
-_CONSEQUENCES = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "connection was",
-    "broken pipe",
-    "socket",
-    "remote worker",
-    "timed out",
-    "timeout",
-)
-"""Parts of what torch says on a rank whose partner is gone."""
-
-
-def _first_failure(state: State, exits: tuple[RankExit, ...]) -> Failure | None:
-    """The failure that caused the others.
-
-    When a rank dies, its partners lose their connections and fail within milliseconds, and
-    torchrun ends the rest with SIGTERM; all of that stands in ``exits``. So a rank that a signal
-    killed is to blame before one that raised something of its own, that before one that ended
-    without a word, and any of them before lost connections. Among equals the earliest one is.
-    """
-    by_rank = {exit_.rank: exit_ for exit_ in exits}
-    never = float("inf")
-    candidates = []
-    for rank, seen in enumerate(state.ranks):
-        error, time_s = _told(seen, by_rank.get(rank))
-        code = by_rank[rank].code if rank in by_rank else None
-        if error or code is not None or seen.dead_since_s is not None:
-            dead_since_s = never if seen.dead_since_s is None else seen.dead_since_s
-            key = (_blame_class(error, code), time_s, dead_since_s, rank)
-            candidates.append((key, _blame(state, rank, _cause(error, code))))
-    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
-
-
-def _told(seen: RankState, exit_: RankExit | None) -> tuple[str, float]:
-    """What a rank says of its failure, and when that was [s since the epoch]."""
-    error = "" if exit_ is None else exit_.error
-    if seen.status is not None and seen.status.state == "failed":
-        return seen.status.error or error or "for a reason it does not tell", seen.status.time_s
-    time_s = None if exit_ is None else exit_.time_s
-    return error, float("inf") if time_s is None else time_s
-
-
-def _blame_class(error: str, code: int | None) -> int:
-    if any(part in error.lower() for part in _CONSEQUENCES):
-        return 3
-    if error:
-        return 1
-    if code is None or code >= 0:
-        return 2
-    # torch aborts over lost connections, and torchrun ends the other ranks by SIGTERM.
-    return 3 if -code == signal.SIGABRT else 4 if -code == signal.SIGTERM else 0
-
-
-def _cause(error: str, code: int | None) -> str:
-    if error:
-        return f"failed: {error}"
-    if code is None:
-        return "died"
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (by hand, or by the system when memory ran out)"
-    return f"was {_how(code)}" if code < 0 else f"ended {_how(code)}"
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
