@@ -63,9 +63,11 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> (B, S, H)."""
         num_samples, seq_len, _ = x.shape
-        heads = self.qkv(x).view(num_samples, seq_len, -1, self.head_dim).transpose(1, 2)
-        query, key, value = heads.split(  # (B, N, S, D), (B, K, S, D), (B, K, S, D)
-            (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+        # Heads stay behind the positions until the attention itself: its output then has that
+        # layout too, and flattening the heads again needs no copy.
+        heads = self.qkv(x).view(num_samples, seq_len, -1, self.head_dim)
+        query, key, value = heads.split(  # (B, S, N, D), (B, S, K, D), (B, S, K, D)
+            (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=2
         )
         if self.rope_theta is not None:
             cos, sin = rotary_table(
@@ -73,9 +75,13 @@ class Attention(nn.Module):
             )
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         attended = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=self.num_kv_heads != self.num_heads
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.num_kv_heads != self.num_heads,
         )
-        return self.out(attended.transpose(1, 2).reshape(num_samples, seq_len, -1))  # type: ignore[no-any-return] # Module.__call__ has no type
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return] # Module.__call__ has no type
 
 
 def rotary_table(
@@ -95,9 +101,10 @@ def rotary_table(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (i, i + D/2) of the last dimension by its position's angle: (..., S, D).
+    """Turn each pair (i, i + D/2) of every head by its position's angle: (B, S, N, D).
 
     Pairing the two halves, not neighbours, is the layout of Llama weights in Hugging Face files.
     """
+    cos, sin = cos[:, None], sin[:, None]  # (S, 1, D/2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -22,6 +22,9 @@ Seconds = Annotated[float, Field(ge=0)]
 NumBytes = Annotated[int, Field(ge=0)]
 
 
+Dtype = Literal["bf16", "fp16", "fp32"]
+
+
 class BlockGroup(Record):
     """``count`` consecutive blocks of one kind."""
 
@@ -210,7 +213,7 @@ class Profile(Record):
 
     schema_version: Literal[1]
     seq_len: Count
-    dtype: Literal["bf16", "fp16", "fp32"]
+    dtype: Dtype
     model: ProfiledModel
     memory: MemoryModel
     compute: Annotated[tuple[ComputeEntry, ...], Field(min_length=1)]
