@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("serde", "catalogue", "schedule"),
     ("events", "cluster", "model", "plan"),
     ("hf_config", "model_sources", "profile.table", "torchrun", "worker_entry"),
-    ("models", "profile.analytic", "profile.activations", "trace"),
+    ("models", "profile.analytic", "profile.roofline", "profile.activations", "trace"),
     ("search", "profile", "launch"),
     ("report", "render"),
     ("commands", "cli"),
