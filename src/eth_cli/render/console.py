@@ -31,6 +31,11 @@ def console(stream: TextIO) -> Console:
     )
 
 
+def output_width() -> int:
+    """Columns of stdout."""
+    return console(sys.stdout).width
+
+
 def print_result(*parts: RenderableType) -> None:
     """A result for people, to stdout."""
     out = console(sys.stdout)

@@ -1,0 +1,172 @@
+"""`eth plan`: cluster + profile -> plan.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eth_cli import serde
+from eth_cli.cluster import Cluster, read_cluster
+from eth_cli.commands import arguments
+from eth_cli.commands.inputs import naming_file
+from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.plan import Plan, write_plan
+from eth_cli.profile.table import Profile, read_profile
+from eth_cli.search.planner import SearchOptions, search, self_contained
+from eth_cli.search.simulate import Simulation, simulate
+
+COMPARED = ("even", "uneven-layers", "hpp")
+"""Strategies in the order in which a comparison shows them: each can do all that the last can."""
+
+ESTIMATED_MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
+"""Micro-batch sizes that a profile is estimated for when none is given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A strategy's best plan and its simulation."""
+
+    plan: Plan
+    simulation: Simulation
+
+
+def run_plan_command(
+    *,
+    cluster_path: Path,
+    profile_path: Path | None,
+    model_source: str | None,
+    seq_len: int | None,
+    dtype: str | None,
+    global_batch_size: int,
+    micro_batch_size: int | None,
+    strategy: str,
+    compare: bool,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Search for a plan, write it and show it.
+
+    Raises:
+        ConfigError: an input is wrong.
+        InfeasibleError: no plan of the strategy exists.
+    """
+    if output is not None:
+        arguments.output_file("--output", output)
+    cluster = read_cluster(cluster_path)
+    if profile_path is not None:
+        _refuse_with_profile({"--model": model_source, "--seq-len": seq_len, "--dtype": dtype})
+        profile = read_profile(profile_path)
+    else:
+        profile = _estimate(
+            cluster,
+            cluster_path,
+            model_source=model_source,
+            seq_len=seq_len,
+            dtype=dtype,
+            sizes=_sizes(global_batch_size, micro_batch_size),
+        )
+    found: dict[str, Found] = {}
+    reasons: dict[str, InfeasibleError] = {}
+    for name in COMPARED if compare else (strategy,):
+        options = SearchOptions(
+            global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, strategy=name
+        )
+        try:
+            with naming_file("profile", profile_path or f"--model {model_source}"):
+                found[name] = _find(profile, cluster, options)
+        except InfeasibleError as error:
+            reasons[name] = error
+    if output is not None and strategy in found:
+        write_plan(output, found[strategy].plan)
+    _show(found, reasons, cluster, strategy=strategy, as_json=as_json, output=output)
+    if strategy in reasons:
+        raise reasons[strategy]
+
+
+def _refuse_with_profile(options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError.single(
+                option, "", "is for planning without a profile; leave it or --profile out"
+            )
+
+
+def _estimate(
+    cluster: Cluster,
+    cluster_path: Path,
+    *,
+    model_source: str | None,
+    seq_len: int | None,
+    dtype: str | None,
+    sizes: tuple[int, ...],
+) -> Profile:
+    """The analytic profile of a model, for planning without measurements."""
+    from eth_cli.model_sources import load_model
+    from eth_cli.profile.analytic import analytic_profile
+    from eth_cli.render.progress import progress
+
+    if model_source is None:
+        raise ConfigError.single(
+            "--profile", "", "is missing; give a profile, or --model and --seq-len to estimate one"
+        )
+    if seq_len is None:
+        raise ConfigError.single("--seq-len", "", "is missing; --model needs it")
+    spec = load_model(model_source)
+    with (
+        naming_file(f"cluster {cluster.name}", cluster_path),
+        progress(f"estimating {spec.name}") as report,
+    ):
+        return analytic_profile(
+            spec,
+            cluster,
+            seq_len=seq_len,
+            dtype=dtype or "fp32",
+            micro_batch_sizes=sizes,
+            progress=report,
+        )
+
+
+def _sizes(global_batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
+    if micro_batch_size is not None:
+        return (micro_batch_size,)
+    return tuple(size for size in ESTIMATED_MICRO_BATCH_SIZES if size <= global_batch_size)
+
+
+def _find(profile: Profile, cluster: Cluster, options: SearchOptions) -> Found:
+    plan = search(profile, cluster, options).plan
+    plan = self_contained(plan, cluster, profile, profile.model.spec)
+    return Found(plan=plan, simulation=simulate(plan, profile, cluster))
+
+
+def _show(
+    found: dict[str, Found],
+    reasons: dict[str, InfeasibleError],
+    cluster: Cluster,
+    *,
+    strategy: str,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    from eth_cli.render.console import print_json, print_note, print_result
+    from eth_cli.render.plan import comparison_table, plan_view
+
+    is_compared = len(found) + len(reasons) > 1
+    if as_json:
+        data = {name: serde.to_data(result.plan) for name, result in found.items()}
+        data |= dict.fromkeys(reasons)
+        print_json(serde.dump_json(data if is_compared else data[strategy]) if found else "")
+        return
+    if is_compared:
+        rows: dict[str, tuple[Plan, Simulation] | str] = {
+            name: (found[name].plan, found[name].simulation)
+            if name in found
+            else f"infeasible: {reasons[name].binding}"
+            for name in COMPARED
+        }
+        print_result(comparison_table(rows))
+    if strategy in found:
+        best = found[strategy]
+        title = f"{best.plan.model} on {cluster.name}, strategy {strategy}"
+        print_result(*plan_view(best.plan, best.simulation, cluster, title=title))
+        if output is not None:
+            print_note(f"wrote {output}")

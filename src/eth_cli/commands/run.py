@@ -1,0 +1,114 @@
+"""`eth run`: plan.json -> a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eth_cli.cluster import read_cluster
+from eth_cli.commands.inputs import check_fits
+from eth_cli.errors import ConfigError
+from eth_cli.launch.config import RunOptions
+from eth_cli.plan import Plan, read_plan
+from eth_cli.profile.table import read_profile
+
+
+def run_training(
+    *,
+    plan_path: Path,
+    cluster_path: Path | None,
+    profile_path: Path | None,
+    model_source: str | None,
+    out: Path,
+    data: Path | None,
+    steps: int,
+    seed: int,
+    learning_rate: float,
+    warmup_steps: int,
+    clip: float,
+    checkpoint_every: int,
+    resume: bool,
+    rehearse: bool,
+    backend: str,
+    dry_run: bool,
+) -> None:
+    """Train by a plan, or (``dry_run``) show what would be started.
+
+    Raises:
+        ConfigError: an input is wrong, or asks for what is not implemented yet.
+        InfeasibleError: a stage needs more memory than its device has.
+        LaunchError: the run failed.
+    """
+    from eth_cli.launch.run import dry_run as describe_run
+    from eth_cli.launch.run import run_plan
+    from eth_cli.render.console import print_json, print_note, print_result
+    from eth_cli.render.training import run_summary, training_progress
+
+    if rehearse:
+        raise ConfigError.single(
+            "--rehearse",
+            "",
+            "is not implemented yet; mark the device types as emulated: true in the cluster file "
+            "to run with paced CPU processes on this machine",
+        )
+    plan = complete_plan(
+        plan_path, cluster_path=cluster_path, profile_path=profile_path, model_source=model_source
+    )
+    options = RunOptions(
+        data=None if data is None else str(data),
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        clip=clip,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+    )
+    if dry_run:
+        print_json(describe_run(plan, options, out, backend=backend))
+        return
+    with training_progress(steps) as on_progress:
+        result = run_plan(plan, options, out, backend=backend, on_progress=on_progress)
+    print_result(run_summary(plan, result))
+    print_note(f"run folder: {out}; see `eth report {out}`")
+
+
+def complete_plan(
+    plan_path: Path,
+    *,
+    cluster_path: Path | None,
+    profile_path: Path | None,
+    model_source: str | None,
+) -> Plan:
+    """A plan with all that a run needs, from the files given where the plan itself lacks it.
+
+    Raises:
+        ConfigError: a file is wrong, does not belong to the plan, or something is missing.
+        InfeasibleError: by the profile given, a stage does not fit its device.
+    """
+    from eth_cli.model_sources import load_model
+    from eth_cli.search.planner import self_contained
+
+    plan = read_plan(plan_path)
+    cluster = None if cluster_path is None else read_cluster(cluster_path)
+    profile = None if profile_path is None else read_profile(profile_path)
+    spec = None if model_source is None else load_model(model_source)
+    check_fits(
+        plan,
+        plan_path,
+        cluster=cluster,
+        cluster_path=cluster_path,
+        profile=profile,
+        profile_path=profile_path,
+    )
+    if spec is None and plan.model_spec is None and profile is not None:
+        spec = profile.model.spec
+    if spec is not None:
+        plan.check_num_blocks(
+            spec.num_blocks, file=str(plan_path), source=f"the model {spec.name}"
+        )
+    plan = self_contained(plan, cluster, profile, spec)
+    if plan.cluster is None:
+        raise ConfigError.single(
+            str(plan_path), "cluster", "is missing; give the cluster file with --cluster"
+        )
+    return plan

@@ -1,0 +1,169 @@
+"""A plan as tables: who holds what, how busy and how full each device is, what limits the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from eth_cli.cluster import Cluster
+from eth_cli.plan import Plan, SolverInfo, UnusedDevice
+from eth_cli.render.tables import join_devices, new_table, percent
+from eth_cli.search.simulate import Simulation, StageFigures
+from eth_cli.units import format_bytes, format_seconds
+
+TERM_WORDS = {
+    "compute_s": "compute",
+    "bubble_s": "pipeline fill and drain",
+    "p2p_s": "transfers between stages",
+    "gradsync_s": "gradient sync not hidden",
+    "optimizer_s": "optimizer",
+}
+"""Names of the step time's terms for people."""
+
+
+def plan_view(
+    plan: Plan, simulation: Simulation, cluster: Cluster, *, title: str
+) -> Iterator[RenderableType]:
+    """The plan's stages, its step time and what limits it, and how good it is."""
+    yield stage_table(plan, simulation, cluster, title=title)
+    yield step_line(plan, simulation)
+    yield _limit_line(plan, simulation)
+    if plan.solver is not None:
+        yield from _solver_lines(plan.solver)
+    yield from _unused_lines(plan.unused_devices)
+
+
+def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster, *, title: str) -> Table:
+    """One row a stage."""
+    table = new_table(
+        title,
+        left=("pipeline", "share", "stage", "device", "type"),
+        right=("blocks", "forward", "backward", "busy", "memory", "of"),
+        last=("",),
+    )
+    limiting = _limiting_stage(simulation)
+    for figures in simulation.stages:
+        pipeline = plan.pipelines[figures.pipeline]
+        stage = pipeline.stages[figures.stage]
+        if figures.stage == 0 and figures.pipeline > 0:
+            table.add_section()
+        start, stop = stage.blocks
+        needed, capacity = figures.memory.total_bytes, figures.capacity_bytes
+        notes = [
+            *(["limits the step"] if figures is limiting else []),
+            *(["recomputes"] if stage.recompute else []),
+            *(["DOES NOT FIT"] if needed > capacity else []),
+        ]
+        is_first = figures.stage == 0
+        table.add_row(
+            str(figures.pipeline) if is_first else "",
+            f"{pipeline.micro_batches} x {pipeline.micro_batch_size}" if is_first else "",
+            str(figures.stage),
+            join_devices(stage.devices),
+            cluster.devices[stage.devices[0]].type,
+            f"{start}-{stop - 1}" if stop - start > 1 else str(start),
+            format_seconds(figures.forward_s),
+            format_seconds(figures.backward_s),
+            f"{100 * figures.busy_share:.0f} %",
+            percent(needed, capacity),
+            format_bytes(capacity),
+            ", ".join(notes),
+        )
+    return table
+
+
+def step_line(plan: Plan, simulation: Simulation) -> Text:
+    """The step time and its parts."""
+    parts = " + ".join(
+        f"{TERM_WORDS.get(name, name)} {format_seconds(value)}"
+        for name, value in simulation.terms.items()
+        if value >= 0.0005 * simulation.step_time_s
+    )
+    return Text(
+        f"step {format_seconds(simulation.step_time_s)} "
+        f"({plan.global_batch_size / simulation.step_time_s:,.1f} samples/s, "
+        f"{simulation.tokens_per_s:,.0f} tokens/s) = {parts}"
+    )
+
+
+def _limiting_stage(simulation: Simulation) -> StageFigures:
+    """The busiest stage of the pipeline that ends last."""
+    critical = [f for f in simulation.stages if f.pipeline == simulation.critical_pipeline]
+    return max(critical, key=lambda figures: figures.busy_share)
+
+
+def _limit_line(plan: Plan, simulation: Simulation) -> Text:
+    figures = _limiting_stage(simulation)
+    devices = join_devices(plan.pipelines[figures.pipeline].stages[figures.stage].devices)
+    return Text(
+        f"limited by pipeline {figures.pipeline}, stage {figures.stage} ({devices}), "
+        f"busy {100 * figures.busy_share:.0f} % of the step"
+    )
+
+
+def _solver_lines(solver: SolverInfo) -> Iterator[Text]:
+    proof = (
+        "proved best"
+        if solver.status == "optimal"
+        else f"at most {100 * solver.gap:.1f} % above the best possible"
+    )
+    yield Text(f"{proof}: no plan takes less than {format_seconds(solver.bound_s)}")
+    if solver.pruned:
+        counts = ", ".join(f"{rule} {number:,}" for rule, number in solver.pruned.items())
+        yield Text(f"left out without a look: {counts}")
+
+
+def _unused_lines(unused: tuple[UnusedDevice, ...]) -> Iterator[Text]:
+    by_reason: dict[str, list[str]] = {}
+    for entry in unused:
+        by_reason.setdefault(entry.reason, []).append(entry.device)
+    for reason, devices in by_reason.items():
+        yield Text(f"unused: {join_devices(devices)}: {reason}")
+
+
+def comparison_table(
+    results: Mapping[str, tuple[Plan, Simulation] | str], *, baseline: str = "even"
+) -> Table:
+    """Strategies side by side; a text instead of a plan says why there is none."""
+    table = new_table(
+        "strategies",
+        left=("strategy",),
+        right=("step", "tokens/s", f"speed-up over {baseline}", "pipelines", "devices", "fullest"),
+        last=("shares",),
+    )
+    reference = results.get(baseline)
+    for name, result in results.items():
+        if isinstance(result, str):
+            table.add_row(name, "-", "-", "-", "-", "-", "-", result)
+            continue
+        plan, simulation = result
+        speed_up = (
+            "-"
+            if reference is None or isinstance(reference, str)
+            else f"{reference[1].step_time_s / simulation.step_time_s:.2f} x"
+        )
+        table.add_row(
+            name,
+            format_seconds(simulation.step_time_s),
+            f"{simulation.tokens_per_s:,.0f}",
+            speed_up,
+            str(len(plan.pipelines)),
+            str(len(plan.ranks)),
+            f"{max(100 * m.bytes / m.capacity_bytes for m in simulation.memory):.0f} %",
+            _shares(plan),
+        )
+    return table
+
+
+def _shares(plan: Plan) -> str:
+    """``5x1 3x1``, or ``4 of 2x1`` where many pipelines have the same."""
+    counts: dict[str, int] = {}
+    for pipeline in plan.pipelines:
+        share = f"{pipeline.micro_batches}x{pipeline.micro_batch_size}"
+        counts[share] = counts.get(share, 0) + 1
+    return ", ".join(
+        share if number == 1 else f"{number} of {share}" for share, number in counts.items()
+    )
