@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 _SIZE = 512
@@ -63,8 +63,18 @@ class StatusWriter:
             time_s=time.time(),
             error=error[:200],
         )
-        data = json.dumps(asdict(status), separators=(",", ":")).encode()[: _SIZE - 1]
+        data = _encode(status)
+        while len(data) >= _SIZE and status.error:
+            # Escapes make some letters six bytes long; a record cut short could not be read.
+            status = replace(status, error=status.error[: len(status.error) * 3 // 4])
+            data = _encode(status)
         self._map[: len(data) + 1] = data + b"\0"
+
+
+def _encode(status: Status) -> bytes:
+    return json.dumps(asdict(status), separators=(",", ":"), ensure_ascii=False).encode(
+        errors="replace"
+    )
 
 
 def read_status(path: str | Path) -> Status | None:
