@@ -35,10 +35,13 @@ class BlockGroup(Record):
 
 
 def _one_group(value: object) -> object:
-    # [0, 25] is a handy way to write the usual single group, [[0, 25]].
-    if isinstance(value, list | tuple) and value and all(isinstance(v, int) for v in value):
+    # [0, 25] is a handy way to write the usual single group, [[0, 25]]. What a validator of this
+    # kind returns is checked as Python data, where only a tuple is one.
+    if not isinstance(value, list | tuple):
+        return value
+    if value and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
         return (tuple(value),)
-    return value
+    return tuple(tuple(v) if isinstance(v, list) else v for v in value)
 
 
 class ProfiledModel(Record):
