@@ -197,19 +197,21 @@ class Plan(Record):
     def _block_faults(self) -> Iterable[tuple[Location, str]]:
         ends = [p.stages[-1].blocks[1] for p in self.pipelines]
         for i, pipeline in enumerate(self.pipelines):
-            expected = 0
+            expected: int | None = 0
             for s, stage in enumerate(pipeline.stages):
                 at: Location = ("pipelines", i, "stages", s, "blocks")
                 start, stop = stage.blocks
                 if stop <= start:
                     yield at, f"[{start}, {stop}] holds no block; stop must be above start"
-                elif start > expected:
+                    expected = None  # Where the next stage should start is anybody's guess.
+                    continue
+                if expected is not None and start > expected:
                     yield (
                         at,
                         f"starts at block {start}: blocks {expected} to {start - 1} are missing",
                     )
-                elif start < expected:
-                    yield at, f"starts at block {start}, but block {expected - 1} is already placed"
+                elif expected is not None and start < expected:
+                    yield at, f"starts at block {start}, but block {start} is already placed"
                 expected = stop
             if ends[i] != max(ends):
                 yield (
