@@ -1,22 +1,16 @@
-# `make check` is what CI runs.
-.PHONY: check format lint types test slow
-PYTHON ?= python
+# `make check` is what CI runs after the demo.
+.PHONY: demo check format slow
+SHELL := bash
 
-check: lint types test
+demo:
+	./demo
+
+check:
+	./check
 
 format:
-	$(PYTHON) -m ruff format .
-	$(PYTHON) -m ruff check --fix .
-
-lint:
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m ruff check .
-
-types:
-	$(PYTHON) -m mypy
-
-test:
-	$(PYTHON) -m pytest -m "not slow"
+	. scripts/venv.sh && ensure_venv '.[dev]' pytest && \
+	"$$VENV/bin/ruff" format . && "$$VENV/bin/ruff" check --fix .
 
 slow:
-	$(PYTHON) -m pytest -m slow
+	. scripts/venv.sh && ensure_venv '.[dev]' pytest && "$$VENV/bin/pytest" -m slow
