@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -222,8 +223,17 @@ class RankExit:
     """When it raised that exception [s since the epoch]."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Death:
+    """The end of a child of torchrun, good or bad."""
+
+    pid: int
+    code: int
+    """Exit code; a negative one is the signal that killed it."""
+
+
 def read_exits(log_dir: str | Path) -> tuple[RankExit, ...]:
-    """How the failed ranks ended; empty while they run, and when none failed.
+    """How the failed ranks ended; empty while any of them runs, and when none failed.
 
     A rank that torchrun stopped because another one had failed stands there with code -15.
     """
@@ -234,13 +244,31 @@ def read_exits(log_dir: str | Path) -> tuple[RankExit, ...]:
         return ()
 
 
+def read_deaths(log_dir: str | Path) -> tuple[Death, ...]:
+    """Which ranks have ended so far, in order, as far as it was noticed in time.
+
+    torchrun itself tells only when all ranks have ended (`read_exits`), which takes up to a minute
+    when one of them does not react.
+    """
+    try:
+        lines = _deaths_path(log_dir).read_text(encoding="utf-8").splitlines()
+        return tuple(Death(**json.loads(line)) for line in lines)
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
 def clear_exits(log_dir: str | Path) -> None:
     """Forget how an earlier run in this folder ended."""
     _exits_path(log_dir).unlink(missing_ok=True)
+    _deaths_path(log_dir).unlink(missing_ok=True)
 
 
 def _exits_path(log_dir: str | Path) -> Path:
     return Path(log_dir) / "exits.json"
+
+
+def _deaths_path(log_dir: str | Path) -> Path:
+    return Path(log_dir) / "deaths.jsonl"
 
 
 def _scratch(log_dir: str | Path) -> Path:
@@ -258,6 +286,8 @@ def main() -> int:
     arguments = run.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call] # torch has no types here
     log_dir = None if arguments.log_dir is None else Path(arguments.log_dir).parent
     arguments.log_dir = arguments.log_dir or tempfile.mkdtemp(prefix="eth-torchrun-")
+    if log_dir is not None:
+        threading.Thread(target=_note_deaths, args=[_deaths_path(log_dir)], daemon=True).start()
     try:
         run.run(arguments)  # type: ignore[no-untyped-call] # torch has no types here
     except ChildFailedError as error:
@@ -281,6 +311,26 @@ def main() -> int:
     finally:
         shutil.rmtree(arguments.log_dir, ignore_errors=True)
     return 0
+
+
+def _note_deaths(path: Path) -> None:
+    """Write down each child's end as it happens, and leave it to torchrun to collect.
+
+    torchrun collects ten times a second; a child that it collects within the moment that this
+    thread needs to wake up is missed.
+    """
+    known: set[int] = set()
+    with open(path, "a", encoding="utf-8", buffering=1) as file:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                ended = None  # no child yet, or no more
+            if ended is not None and ended.si_pid not in known:
+                known.add(ended.si_pid)
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                file.write(json.dumps({"pid": ended.si_pid, "code": code}) + "\n")
+            time.sleep(_POLL_S / 5)  # until it is collected, the same child is told again
 
 
 def _raised(record: Mapping[str, object]) -> dict[str, object]:

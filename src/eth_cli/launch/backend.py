@@ -43,7 +43,7 @@ class JobView:
     code: int | None = None
     """Exit code once the job has ended."""
     exits: tuple[RankExit, ...] = ()
-    """How ranks failed, once it has ended."""
+    """How ranks failed, as far as it is known."""
     processes: Mapping[int, ProcessView] = field(default_factory=dict)
     """Of each rank; a rank whose process is not known (yet) is absent."""
 

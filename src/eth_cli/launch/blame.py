@@ -57,13 +57,17 @@ class _Blame(IntEnum):
     """Ended by torchrun (SIGTERM) because another rank had failed."""
 
 
-def first_failure(ends: Iterable[RankEnd]) -> tuple[int, str] | None:
-    """The rank that failed first and how, as the end of a sentence; None when none has ended.
+def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
+    """The rank that failed first; None when none has ended.
 
     Kinds of failure come in the order of `_Blame`; within a kind the earliest one.
     """
-    ranked = sorted(ends, key=lambda end: (_blame(end), end.error_s, end.dead_s, end.rank))
-    return (ranked[0].rank, _cause(ranked[0])) if ranked else None
+    return min(ends, key=lambda end: (_blame(end), end.error_s, end.dead_s, end.rank), default=None)
+
+
+def is_tired_of_waiting(error: str) -> bool:
+    """Whether an error says that a rank waited too long for another one, which may live on."""
+    return "timed out" in error.lower() or "timeout" in error.lower()
 
 
 def _blame(end: RankEnd) -> _Blame:
@@ -78,7 +82,8 @@ def _blame(end: RankEnd) -> _Blame:
     return _Blame.ENDED if -end.code == signal.SIGTERM else _Blame.SIGNAL
 
 
-def _cause(end: RankEnd) -> str:
+def cause_of(end: RankEnd) -> str:
+    """What happened to a rank, as the end of a sentence that starts with it."""
     if end.error:
         return f"failed: {end.error}"
     if end.code is None:

@@ -87,15 +87,26 @@ class LocalBackend:
         code = handle.process.poll()
         if len(handle.pids) < handle.request.num_ranks:
             handle.pids |= torchrun.rank_pids(handle.process)
+        log_dir = handle.request.log_dir
         return JobView(
             code=code,
-            exits=() if code is None else torchrun.read_exits(handle.request.log_dir),
+            exits=_exits(handle) if code is None else torchrun.read_exits(log_dir),
             processes={rank: _view(pid) for rank, pid in handle.pids.items()},
         )
 
     def cancel(self, handle: LocalHandle, *, grace_s: float) -> None:
         """End torchrun and all that it started."""
         torchrun.stop_process_tree(handle.process, grace_s=grace_s)
+
+
+def _exits(handle: LocalHandle) -> tuple[torchrun.RankExit, ...]:
+    """What is known of failed ranks before torchrun tells."""
+    ranks = {pid: rank for rank, pid in handle.pids.items()}
+    return tuple(
+        torchrun.RankExit(rank=ranks[death.pid], pid=death.pid, code=death.code)
+        for death in torchrun.read_deaths(handle.request.log_dir)
+        if death.code != 0 and death.pid in ranks
+    )
 
 
 def create() -> LocalBackend:

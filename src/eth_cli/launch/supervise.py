@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from eth_cli.launch.backend import JobView, ProcessView
-from eth_cli.launch.blame import NEVER, RankEnd, first_failure, how
+from eth_cli.launch.blame import NEVER, RankEnd, cause_of, first_failure, how, is_tired_of_waiting
 from eth_cli.launch.status import Status
 from eth_cli.torchrun import RankExit
 
@@ -32,7 +32,7 @@ class Limits:
     """How long what may take."""
 
     start_s: float
-    """Until every rank trains; also for one operation of a rank that visibly computes [s]."""
+    """Until every rank trains; also for one operation of a rank that computes or saves [s]."""
     hang_s: float
     """Without progress, beyond what is predicted [s]."""
     predicted_s: Callable[[Status], float]
@@ -209,7 +209,7 @@ def _verdict(state: State, job: JobView) -> Finish | Failure | None:
         )
     if any(_elapsed(state, _failed_since(seen)) > REPORT_S for seen in state.ranks):
         # torchrun is slow to tell, for one because it waits for ranks that do not end.
-        return _first_failure(state, ())
+        return _first_failure(state, job.exits)
     return _stopped(state) or _not_started(state) or _hung(state)
 
 
@@ -217,10 +217,12 @@ def _elapsed(state: State, since_s: float | None) -> float:
     return 0.0 if since_s is None else state.watched_s - since_s
 
 
+def _has_failed(seen: RankState) -> bool:
+    return seen.status is not None and seen.status.state == "failed"
+
+
 def _failed_since(seen: RankState) -> float | None:
-    if seen.status is not None and seen.status.state == "failed":
-        return seen.since_s
-    return seen.dead_since_s
+    return seen.since_s if _has_failed(seen) else seen.dead_since_s
 
 
 def _first_failure(state: State, exits: tuple[RankExit, ...]) -> Failure | None:
@@ -231,7 +233,26 @@ def _first_failure(state: State, exits: tuple[RankExit, ...]) -> Failure | None:
         if (end := _end_of(rank, seen, reported.get(rank))) is not None
     ]
     first = first_failure(ends)
-    return None if first is None else _blame(state, *first)
+    if first is None:
+        return None
+    if is_tired_of_waiting(first.error) and (awaited := _awaited(state)) is not None:
+        return _blame(state, awaited, "has hung: others gave up waiting for it")
+    return _blame(state, first.rank, cause_of(first))
+
+
+def _awaited(state: State) -> int | None:
+    """The rank that the others most likely wait for: a stopped one, or the longest at work."""
+    at_work = [
+        rank
+        for rank, seen in enumerate(state.ranks)
+        if seen.stopped_since_s is not None
+        or not (seen.is_done or _waits(seen) or _has_failed(seen))
+    ]
+    return min(
+        at_work,
+        key=lambda rank: (state.ranks[rank].stopped_since_s is None, state.ranks[rank].since_s),
+        default=None,
+    )
 
 
 def _end_of(rank: int, seen: RankState, exit_: RankExit | None) -> RankEnd | None:
@@ -239,7 +260,7 @@ def _end_of(rank: int, seen: RankState, exit_: RankExit | None) -> RankEnd | Non
     error, error_s = "", None
     if exit_ is not None:
         error, error_s = exit_.error, exit_.time_s
-    if seen.status is not None and seen.status.state == "failed":
+    if seen.status is not None and _has_failed(seen):
         error = seen.status.error or error or "for a reason it does not tell"
         error_s = seen.status.time_s
     if exit_ is None and not error and seen.dead_since_s is None:
@@ -322,7 +343,8 @@ def _is_too_long(state: State, rank: int) -> bool:
     assert seen.status is not None  # only started ranks are asked about
     elapsed = _elapsed(state, seen.since_s)
     allowed = limits.hang_s + limits.predicted_s(seen.status)
-    if elapsed > 0 and (seen.cpu_s - seen.cpu_since_s) / elapsed > COMPUTING:
-        # It works, if slower than predicted: a loaded machine, or a plan without prediction.
+    computes = elapsed > 0 and (seen.cpu_s - seen.cpu_since_s) / elapsed > COMPUTING
+    if computes or seen.status.state == "saving":
+        # Slower than predicted, but at work: a loaded machine, a plan without prediction, a disk.
         allowed = max(allowed, limits.start_s)
     return elapsed > allowed

@@ -492,3 +492,56 @@ def test_a_hang_while_stopping_is_still_found(run: Replay) -> None:
     run.says(2, "CHECKPOINT", state="saving", waits=True)
     run.watch(HANG_S + 1)
     assert run.failure.rank == 1
+
+
+# --- Others give up first -------------------------------------------------------------------------
+
+GAVE_UP = "RuntimeError: [unbound_buffer.cc:84] Timed out waiting 20000ms for recv operation"
+
+
+def test_a_stopped_rank_is_named_when_the_others_gave_up_waiting_for_it(run: Replay) -> None:
+    run.says(2, "AGREE", waits=True)
+    run.process(2, stopped=True)
+    run.watch(1)
+    run.says(0, "AGREE", state="failed", error=GAVE_UP)
+    run.says(1, "AGREE", state="failed", error=GAVE_UP)
+    run.watch(REPORT_S + 1)
+    assert run.failure.rank == 2
+    assert "gave up waiting" in run.failure.cause
+
+
+def test_the_rank_at_work_is_named_when_the_others_gave_up_waiting_for_it(run: Replay) -> None:
+    run.says(1, "1F2")
+    run.watch(1)
+    run.says(0, "AGREE", state="failed", error=GAVE_UP)
+    run.says(2, "AGREE", waits=True)
+    exits = (exit_of(0, 1), exit_of(1, -signal.SIGTERM), exit_of(2, -signal.SIGTERM))
+    run.look(code=1, exits=exits)
+    assert run.failure.rank == 1
+    assert run.failure.operation == "1F2"
+
+
+def test_when_all_gave_up_waiting_the_first_to_do_so_is_named(run: Replay) -> None:
+    for rank in (2, 0, 1):
+        run.time_s += 0.1
+        run.says(rank, "AGREE", state="failed", error=GAVE_UP)
+    run.watch(REPORT_S + 1)
+    assert run.failure.rank == 2
+
+
+def test_the_signal_is_told_even_while_torchrun_waits_for_the_others(run: Replay) -> None:
+    run.process(1, alive=False)
+    for _ in range(10):
+        run.time_s += 0.5
+        run.look(exits=(exit_of(1, -signal.SIGKILL),))
+    assert run.failure.rank == 1
+    assert "SIGKILL" in run.failure.cause
+
+
+def test_a_slow_disk_is_not_a_hang_at_once(run: Replay) -> None:
+    for rank in range(3):
+        run.says(rank, "CHECKPOINT", state="saving", waits=True)
+    run.watch(START_S - 1)
+    assert run.actions == []
+    run.watch(3)
+    assert run.failure.operation == "CHECKPOINT"
