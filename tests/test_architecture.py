@@ -16,7 +16,7 @@ PACKAGE = "eth_cli"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # A name stands for a module, or for a package with everything in it. Lower never imports
     # higher; within a layer, imports are free (but never circular, see the test of that).
-    ("errors", "units", "env", "__init__"),
+    ("errors", "units", "env", "processes", "__init__"),
     ("faults",),
     ("serde", "catalogue", "schedule"),
     ("events", "cluster", "model", "plan"),

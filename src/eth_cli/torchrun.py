@@ -10,25 +10,43 @@ imported only inside torchrun's own process, never here.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_MARKER = "ETH_PROCESS_TREE"
-"""Environment variable that every process of one tree inherits, whoever its parent is now."""
-_POLL_S = 0.05
+from eth_cli.processes import (
+    ProcessTree,
+    children_of,
+    die_with_parent,
+    start,
+    stop_process_tree,
+)
+
+__all__ = [
+    "Death",
+    "ProcessTree",
+    "RankExit",
+    "argv",
+    "clear_exits",
+    "rank_pids",
+    "read_deaths",
+    "read_exits",
+    "start",
+    "stop_process_tree",
+    "worker_env",
+]
+
+_NOTICE_S = 0.01
+"""Time between two looks at a child that has ended and is not collected yet [s]."""
 
 
 def argv(
@@ -80,105 +98,10 @@ def worker_env() -> dict[str, str]:
     return env
 
 
-class ProcessTree(subprocess.Popen[bytes]):
-    """A process, with a mark by which all its descendants are found, even orphaned ones."""
-
-    marker: str
-
-
-def start(command: Sequence[str], *, env: Mapping[str, str], output: str | Path) -> ProcessTree:
-    """Start a command in a session of its own, so that a terminal's Ctrl-C does not reach it.
-
-    Args:
-        command: from `argv`.
-        env: what to add to the present environment, such as `worker_env`.
-        output: file that what the command prints is appended to.
-    """
-    marker = uuid.uuid4().hex
-    with open(output, "ab") as file:
-        process = ProcessTree(
-            command,
-            env={**os.environ, **env, _MARKER: marker},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    process.marker = marker
-    return process
-
-
-def stop_process_tree(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
-    """End a process and everything that it started, and wait until all of it is gone.
-
-    It is asked first (SIGTERM), and killed when anything is left after ``grace_s`` seconds.
-    Descendants are found by parenthood, and those of a `ProcessTree` also by their mark, which
-    finds them when their parent has died or they began a session of their own.
-    """
-    marker = getattr(process, "marker", None)
-    known = _descendants(process.pid, marker)
-    if process.poll() is None and grace_s > 0:
-        process.terminate()
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and (process.poll() is None or _alive(known)):
-            time.sleep(_POLL_S)
-    # A process may start another one while it is being killed, so look again until none is left.
-    deadline = time.monotonic() + 10
-    while True:
-        known |= _descendants(process.pid, marker)
-        left = _alive(known)
-        for pid, _ in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if process.poll() is None:
-            process.kill()
-        elif not left:
-            return
-        if time.monotonic() > deadline:
-            # Only a process inside the kernel (a dead disk, a lost GPU) survives SIGKILL so long.
-            return
-        time.sleep(_POLL_S)
-
-
-Process = tuple[int, int]
-"""A process id and its start time in clock ticks: ids alone are used again."""
-
-
-def _processes() -> dict[Process, int]:
-    """Every live process with its parent's id; empty where there is no /proc."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The command, in parentheses, may itself hold spaces and parentheses.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] not in ("Z", "X"):
-                found[int(entry.name), int(fields[19])] = int(fields[1])
-    return found
-
-
-def _descendants(root: int, marker: str | None) -> set[Process]:
-    processes = _processes()
-    result: set[Process] = set()
-    parents = {root}
-    while parents:
-        children = {p for p, parent in processes.items() if parent in parents} - result
-        result |= children
-        parents = {pid for pid, _ in children}
-    if marker is not None:
-        wanted = f"{_MARKER}={marker}".encode()
-        for process in processes:
-            with contextlib.suppress(OSError):
-                if wanted in Path(f"/proc/{process[0]}/environ").read_bytes().split(b"\0"):
-                    result.add(process)
-    return {process for process in result if process[0] not in (root, os.getpid())}
-
-
 def rank_pids(process: subprocess.Popen[bytes]) -> dict[int, int]:
     """The process of each rank that a running `argv` command has started, as far as it has."""
     found = {}
-    for (pid, _), parent in _processes().items():
-        if parent != process.pid:
-            continue
+    for pid in children_of(process.pid):
         with contextlib.suppress(OSError, ValueError):
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             values = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
@@ -186,24 +109,6 @@ def rank_pids(process: subprocess.Popen[bytes]) -> dict[int, int]:
             if b"TORCHELASTIC_RUN_ID" in values and b"RANK" in values:
                 found[int(values[b"RANK"])] = pid
     return found
-
-
-def _alive(processes: set[Process]) -> set[Process]:
-    return processes & set(_processes()) if processes else set()
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that happens (Linux).
-
-    Strictly: when the parent's thread that started it ends.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 # --- How ranks ended ------------------------------------------------------------------------------
@@ -330,7 +235,7 @@ def _note_deaths(path: Path) -> None:
                 known.add(ended.si_pid)
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                 file.write(json.dumps({"pid": ended.si_pid, "code": code}) + "\n")
-            time.sleep(_POLL_S / 5)  # until it is collected, the same child is told again
+            time.sleep(_NOTICE_S)  # until it is collected, the same child is told again
 
 
 def _raised(record: Mapping[str, object]) -> dict[str, object]:

@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
-from eth_cli.torchrun import die_with_parent
+from eth_cli.processes import die_with_parent
 
 _LOG_OPTION = "--log-dir="
 
