@@ -132,7 +132,7 @@ def save(
     final = folder.checkpoint_of(info.step)
     aside = final.with_name(f".{final.name}.tmp")
     if dist.get_rank() == 0:
-        for leftover in (aside, final):
+        for leftover in (final, *folder.checkpoints.glob(".step-*.tmp")):
             shutil.rmtree(leftover, ignore_errors=True)
         aside.mkdir(parents=True)
     dist.barrier()
