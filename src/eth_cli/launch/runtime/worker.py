@@ -44,11 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         worker.run()
     except Exception as error:
-        message = worker.describe(error)
-        worker.fail(message)
+        reason = reason_of(error)
+        # The status holds step and operation anyway, and the launcher knows the rank's place.
+        worker.fail(reason)
         if is_debug():
             traceback.print_exc()
-        print(message, file=sys.stderr, flush=True)
+        print(f"{worker.where()}: {reason}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, EthError) else LaunchError.exit_code
     return 0
 
@@ -97,15 +98,8 @@ class Worker:
         finally:
             dist.destroy_process_group()
 
-    def describe(self, error: Exception) -> str:
-        """One line that says who failed, where, in which operation, and why."""
-        if isinstance(error, ConfigError):
-            return str(error).splitlines()[0]
-        # torch's pipeline runtime wraps an error in a long account of tensors and schedules.
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+    def where(self) -> str:
+        """Which rank this is, where it stands in the plan, and what it does."""
         where = f"rank {self._rank}"
         if self._plan is not None and self._rank < len(self._plan.ranks):
             place = self._plan.ranks[self._rank]
@@ -113,19 +107,30 @@ class Worker:
         if self._trainer is not None:
             journal = self._trainer.journal
             where += f" failed in step {journal.step}, {journal.operation}"
-        return f"{where}: {reason}"
+        return where
 
-    def fail(self, message: str) -> None:
+    def fail(self, reason: str) -> None:
         """Leave the failure in the status file."""
         if self._trainer is not None:
-            self._trainer.journal.fail(message)
+            self._trainer.journal.fail(reason)
         else:
             self._status.update(
-                state="failed", step=0, operation="start", waits=False, error=message
+                state="failed", step=0, operation="start", waits=False, error=reason
             )
 
     def _say(self, operation: str, *, waits: bool) -> None:
         self._status.update(state="starting", step=0, operation=operation, waits=waits)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a rank fails, in one line."""
+    if isinstance(error, EthError):
+        return str(error).splitlines()[0]
+    # torch's pipeline runtime wraps an error in a long account of tensors and schedules.
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
 
 
 def check_place(
