@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -153,6 +154,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+# PyYAML takes 1e-5 for a text, because YAML 1.1 wants 1.0e-5; JSON and YAML 1.2 have no such rule.
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+"),
+    list("-+0123456789"),
+)
 
 
 def parse_yaml(text: str, file: str) -> Any:
