@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError
+from eth_cli.faults import shown
 from eth_cli.model import ModelSpec
 from eth_cli.serde import FieldError, Location, Record
 
@@ -51,8 +52,8 @@ class _Config(Record):
         faults: list[tuple[Location, str]] = [
             (
                 (field,),
-                f"{_json(getattr(self, field))} is a feature that is not built; "
-                f"only {_json(value)} is",
+                f"{shown(getattr(self, field))} is a feature that is not built; "
+                f"only {shown(value)} is",
             )
             for field, value in self.required.items()
             if getattr(self, field) != value
@@ -203,14 +204,14 @@ class _Llama(_Config):
                 faults.append(
                     (
                         (field,),
-                        f"rotary positions of type {_json(kind)} are not built; only unscaled ones "
+                        f"rotary positions of type {shown(kind)} are not built; only unscaled ones "
                         f'are ("default"), so {field} must be null',
                     )
                 )
         theta = (self.rope_parameters or {}).get("rope_theta", 1.0)
         if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
             faults.append(
-                (("rope_parameters", "rope_theta"), f"must be a number above 0, not {_json(theta)}")
+                (("rope_parameters", "rope_theta"), f"must be a number above 0, not {shown(theta)}")
             )
         return faults
 
@@ -307,7 +308,7 @@ def parse_config(data: Mapping[str, Any], *, file: str, name: str) -> ModelSpec:
         )
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise ConfigError.single(
-            file, "model_type", f"unknown type {_json(model_type)}; known types are {known}"
+            file, "model_type", f"unknown type {shown(model_type)}; known types are {known}"
         )
     _check_architectures(data.get("architectures"), model_type, file)
     config = serde.validate(MODEL_TYPES[model_type], dict(data), file)
@@ -324,7 +325,7 @@ def _check_architectures(value: Any, model_type: str, file: str) -> None:
             raise ConfigError.single(
                 file,
                 f"architectures[{i}]",
-                f"unknown architecture {_json(name)}; known of type {model_type}: "
+                f"unknown architecture {shown(name)}; known of type {model_type}: "
                 f"{', '.join(known)}",
             )
 
@@ -333,7 +334,3 @@ def _divides(field: str, part: int, whole_field: str, whole: int) -> list[tuple[
     if whole % part == 0:
         return []
     return [((field,), f"{part} does not divide {whole_field} {whole}")]
-
-
-def _json(value: Any) -> str:
-    return serde.dump_json(value).strip()

@@ -13,6 +13,7 @@ from typing import Any
 
 from eth_cli import hf_config, serde
 from eth_cli.errors import ConfigError
+from eth_cli.faults import did_you_mean
 from eth_cli.model import ModelSpec
 
 OPTION = "--model"
@@ -178,8 +179,9 @@ def load_model(source: str) -> ModelSpec:
         raise ConfigError.single(
             OPTION,
             "",
-            f"{source!r} is neither a preset nor a file; presets are {', '.join(PRESETS)}; files "
-            "are a Hugging Face config.json (or its folder) or a YAML of the same fields",
+            f"{source!r} is neither a preset nor a file{did_you_mean(source, PRESETS)}; "
+            f"presets are {', '.join(PRESETS)}; files are a Hugging Face "
+            "config.json (or its folder) or a YAML of this project's model fields",
         )
     text = serde.read_text(path)
     parse = serde.parse_json if path.suffix == ".json" else serde.parse_yaml

@@ -71,10 +71,14 @@ def measure_profile(
     emulated = [name for name in types if name not in real]
     device = _check_real_types(cluster, real)
     sizes = sorted(set(micro_batch_sizes))
-    rooflines = analytic.rooflines_of(cluster, emulated, dtype=dtype)
+    # A CPU computes in any dtype, and its type needs no figures.
+    described = types if device == "cuda" else emulated
+    rooflines = analytic.rooflines_of(cluster, described, dtype=dtype)
 
     num_real = sum(d.type in real for d in cluster.devices.values())
-    num_ranks = max(num_real, min(NUM_LINK_RANKS, len(cluster.devices)))
+    num_ranks = num_real
+    if device == "cpu":
+        num_ranks = max(num_real, min(NUM_LINK_RANKS, len(cluster.devices)))
     request = Request(
         spec=spec,
         seq_len=seq_len,
@@ -97,8 +101,9 @@ def measure_profile(
             micro_batch_sizes=sizes,
             progress=_part(progress, first=0, num_steps=num_steps),
         )
-        compute += analytic.compute_entries(rooflines, traces)
-        devices += analytic.device_entries(cluster, rooflines, dtype=dtype)
+        played = {name: rooflines[name] for name in emulated}
+        compute += analytic.compute_entries(played, traces)
+        devices += analytic.device_entries(cluster, played, dtype=dtype)
     results: tuple[RankMeasurement, ...] = ()
     if num_real or num_ranks > 1:
         results = run_workers(
