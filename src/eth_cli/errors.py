@@ -38,7 +38,7 @@ class ConfigError(EthError):
     exit_code = 2
 
     def __init__(self, faults: Iterable[Fault]) -> None:
-        self.faults = tuple(faults)
+        self.faults = tuple(dict.fromkeys(faults))
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
     @classmethod

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from eth_cli import serde
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, Fault
+from eth_cli.faults import shown
 from eth_cli.model import ModelSpec
 from eth_cli.serde import FieldError, Location, Record
 
@@ -228,12 +229,13 @@ class Plan(Record):
                 for device in stage.devices:
                     node, colon, index = device.rpartition(":")
                     if not (node and colon and index.isascii() and index.isdigit()):
-                        yield at, f"{device!r} is not a device id; write it like a0:2"
+                        yield at, f"{shown(device)} is not a device id; write it like a0:2"
                         continue
                     nodes.add(node)
                     here = f"pipelines[{i}].stages[{s}]"
                     if device in used:
-                        yield at, f"{device} is used twice; it also stands in {used[device]}"
+                        place = "it also stands in " + used[device]
+                        yield at, f"{shown(device)} is used twice; {place}"
                     used.setdefault(device, here)
                 if len(nodes) > 1:
                     yield (
@@ -263,7 +265,7 @@ class Plan(Record):
                         if node is not None
                         else f"nodes are {', '.join(sorted(cluster.nodes_by_name)[:8])}"
                     )
-                    yield at, f"{device} is not in cluster {cluster.name}: {have}"
+                    yield at, f"{shown(device)} is not in cluster {cluster.name}: {have}"
                 if unknown:
                     continue
                 types = sorted({cluster.devices[d].type for d in stage.devices})

@@ -20,9 +20,20 @@ def progress(title: str) -> Iterator[Callback]:
     if sys.stderr.isatty():
         yield from _bar(title)
     else:
-        print_note(f"{title} ...")
-        yield lambda done, total, what: None
+        yield _line_printer(title)
     print_note(f"{title}: done in {time.monotonic() - started:.1f} s")
+
+
+def _line_printer(title: str) -> Callback:
+    is_announced = False
+
+    def report(done: int, total: int, what: str) -> None:
+        nonlocal is_announced
+        if not is_announced:  # Not before: the work may end with an error before it begins.
+            print_note(f"{title}: {total} parts ...")
+            is_announced = True
+
+    return report
 
 
 def _bar(title: str) -> Iterator[Callback]:

@@ -1,0 +1,121 @@
+"""The command line as users' scripts know it. A new option is added here on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from eth_cli.cli import app, main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SURFACE = {
+    "profile": [
+        "--analytic",
+        "--cluster",
+        "--dtype",
+        "--micro-batch-sizes",
+        "--model",
+        "--output",
+        "--seq-len",
+        "-o",
+    ],
+    "plan": [
+        "--cluster",
+        "--compare",
+        "--dtype",
+        "--global-batch-size",
+        "--json",
+        "--micro-batch-size",
+        "--model",
+        "--output",
+        "--profile",
+        "--seq-len",
+        "--strategy",
+        "-o",
+    ],
+    "simulate": ["--cluster", "--json", "--no-overlap", "--profile", "--trace", "plan"],
+    "run": [
+        "--backend",
+        "--checkpoint-every",
+        "--clip",
+        "--cluster",
+        "--data",
+        "--dry-run",
+        "--lr",
+        "--model",
+        "--out",
+        "--profile",
+        "--rehearse",
+        "--resume",
+        "--seed",
+        "--steps",
+        "--warmup",
+        "plan",
+    ],
+    "report": ["--against", "--json", "--trace", "run_dir"],
+}
+
+
+def surface() -> dict[str, list[str]]:
+    """Every command's options and arguments."""
+    group = typer.main.get_command(app)
+    commands = getattr(group, "commands")  # noqa: B009 # the type of a group is not exported
+    return {
+        name: sorted(option for parameter in command.params for option in parameter.opts)
+        for name, command in commands.items()
+    }
+
+
+def test_commands_and_options_are_the_known_ones() -> None:
+    assert surface() == SURFACE
+
+
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(
+        (section.split("\n", 1) for section in text.split("\n## ")[1:]),
+    )
+    for command, options in SURFACE.items():
+        for option in options:
+            if option.startswith("-"):
+                assert f"`{option}" in sections[f"eth {command}"], (command, option)
+
+
+def test_version_and_help() -> None:
+    runner = CliRunner()
+    assert runner.invoke(app, ["--version"]).stdout.startswith("eth ")
+    text = runner.invoke(app, ["--help"]).stdout
+    assert all(command in text for command in SURFACE)
+    assert "ETH_DEBUG" in text
+
+
+def test_without_arguments_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["pln"], "pln"),
+        (["plan"], "--cluster"),
+        (["run", "p.json", "--steps"], "--steps"),
+        (["simulate", "p.json", "extra", "--cluster", "c", "--profile", "p"], "extra"),
+        (["report"], "RUN_DIR"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert says in err

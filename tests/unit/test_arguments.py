@@ -1,0 +1,72 @@
+"""Values on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eth_cli.commands import arguments
+from eth_cli.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1", 1), (" 12 ", 12), ("1000000000", 10**9), (7, 7)]
+)
+def test_whole_numbers(text: str | int, number: int) -> None:
+    assert arguments.whole_number("-x")(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0", "0 is too small; the least is 1"),
+        ("-3", "-3 is too small; the least is 1"),
+        ("1000000001", "1000000001 is too large; the most is 1000000000"),
+        ("1.0", "'1.0' is not a whole number"),
+        ("1e3", "'1e3' is not a whole number"),
+        ("1_000", "'1_000' is not a whole number"),
+        ("٣", "not a whole number"),
+        ("--1", "not a whole number"),
+        ("", "'' is not a whole number"),
+        ("9" * 5000, "not a whole number"),
+    ],
+)
+def test_numbers_that_are_refused_with_both_numbers(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        arguments.whole_number("--steps")(text)
+    assert str(error.value).startswith("--steps: ")
+    assert says in str(error.value)
+    assert len(str(error.value)) < 100
+
+
+def test_lists_of_numbers() -> None:
+    parse = arguments.whole_numbers("--sizes")
+    assert parse("4,1,2") == (1, 2, 4)
+    for text in ("", "1,", "1,1", "1;2"):
+        with pytest.raises(ConfigError):
+            parse(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e400", "one", ""])
+def test_real_numbers_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--lr: "):
+        arguments.real_number("--lr")(text)
+    assert arguments.real_number("--lr")("1e-3") == 0.001
+
+
+def test_choices_suggest_the_nearest() -> None:
+    parse = arguments.choice("--strategy", ("hpp", "uneven-layers", "even"))
+    assert parse("hpp") == "hpp"
+    with pytest.raises(ConfigError, match=r"did you mean even\?"):
+        parse("eve")
+
+
+def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
+    good = tmp_path / "plan.json"
+    assert arguments.output_file("-o", good) == good
+    assert not good.exists()
+    with pytest.raises(ConfigError, match="is a folder"):
+        arguments.output_file("-o", tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        arguments.output_file("-o", tmp_path / "none" / "plan.json")
