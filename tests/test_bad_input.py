@@ -61,11 +61,14 @@ FILES = {
 }
 GOOD = "--cluster cluster.yaml --profile profile.json"
 COMMANDS = {
-    "plan": f"plan {GOOD} --global-batch-size 8 -o out.json".split(),
-    "simulate": f"simulate plan.json {GOOD}".split(),
-    "run": f"run plan.json {GOOD} --model model.yaml --data text.txt --steps 2 --out run".split(),
-    "profile": "profile --cluster cluster.yaml --model model.yaml --seq-len 16 --analytic "
-    "-o out.json".split(),
+    name: line.split()
+    for name, line in {
+        "plan": f"plan {GOOD} --global-batch-size 8 -o out.json",
+        "simulate": f"simulate plan.json {GOOD}",
+        "run": f"run plan.json {GOOD} --model model.yaml --data text.txt --steps 2 --out run",
+        "profile": "profile --cluster cluster.yaml --model model.yaml --seq-len 16 --analytic "
+        "-o out.json",
+    }.items()
 }
 COMMAND_OF = {
     "cluster": "plan",
