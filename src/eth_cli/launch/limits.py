@@ -7,7 +7,6 @@ in one place. Rules that make a plan illegal as such live in `eth_cli.plan`.
 from __future__ import annotations
 
 from eth_cli.errors import Fault
-from eth_cli.launch.runtime.pacing import missing_paces
 from eth_cli.plan import Plan
 
 
@@ -42,22 +41,4 @@ def unsupported(plan: Plan, *, file: str = "plan.json") -> tuple[Fault, ...]:
                 "profile and plan with --dtype fp32",
             )
         )
-    spec = plan.model_spec
-    if spec is not None and plan.seq_len > spec.longest_sequence:
-        faults.append(
-            Fault(
-                file=file,
-                field="seq_len",
-                message=f"is {plan.seq_len}, but {spec.name} computes sequences of at most "
-                f"{spec.longest_sequence} tokens; profile and plan with a smaller --seq-len",
-            )
-        )
-    faults += [
-        Fault(
-            file=file,
-            field=f"pipelines[{i}].stages[{s}]",
-            message=f"{missing}; plan again, or run with a --profile that has it",
-        )
-        for i, s, missing in missing_paces(plan)
-    ]
     return tuple(faults)

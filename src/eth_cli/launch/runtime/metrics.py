@@ -4,21 +4,17 @@ A line of metrics.jsonl, written by one rank: step (from 1), loss (mean over all
 global batch, before the update), grad_norm (before clipping), lr, tokens (valid ones of the global
 batch), step_time_s (wall time of the step on the reporting rank, which waits for all others), and
 ``skipped: true`` on a step whose loss or gradients were not finite; loss and grad_norm are then
-absent.
+absent. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-
-import torch
 
 from eth_cli.plan import Plan
 
@@ -55,14 +51,6 @@ class StepMetrics:
 def sample_line(step: int, samples: Sequence[int]) -> str:
     """One line of samples/rank-N.jsonl: what a pipeline trained on in a step."""
     return json.dumps({"step": step, "samples": list(samples)}, separators=(",", ":"))
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory that this process held: allocated on a GPU, resident on a CPU [bytes]."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class LineLog:

@@ -8,6 +8,8 @@ by block meanwhile), agree with all ranks, update. Who starts the processes is n
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +29,6 @@ from eth_cli.launch.runtime.metrics import (
     LineLog,
     StepMetrics,
     keep_until,
-    peak_memory_bytes,
     reporting_rank,
     sample_line,
 )
@@ -297,7 +298,7 @@ class Trainer:
         if self.pacer.num_missed:
             self.journal.scalar("missed_paces_count", self.pacer.num_missed)
             self.journal.scalar("worst_missed_pace_s", self.pacer.worst_miss_s)
-        self.journal.scalar("peak_memory_bytes", peak_memory_bytes(self.device))
+        self.journal.scalar("peak_memory_bytes", _peak_memory_bytes(self.device))
         self.journal.flush()
         for log in (self._metrics, self._samples):
             if log is not None:
@@ -307,3 +308,11 @@ class Trainer:
         """From the first step on it is known how long a rank may have to wait for others."""
         limit_s = self.options.hang_timeout_s + _SLOWEST_STEP * self._longest_step_s
         self.groups.set_timeout(timedelta(seconds=limit_s))
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Most memory that this process held: allocated on a GPU, resident on a CPU [bytes]."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
