@@ -50,6 +50,8 @@ MAY_IMPORT_TORCH = (
 """Who may import torch when imported; everybody else at most inside a function."""
 
 PURE = "search"
+PURE_EXCEPT = {("search.solver", "os")}
+"""Silencing what a solver's C code prints needs the file descriptor of stdout."""
 FORBIDDEN_IN_PURE = ("torch", "rich", "typer", "time", "random", "os", "pathlib", "subprocess")
 
 
@@ -184,6 +186,7 @@ def test_search_is_pure() -> None:
         if is_in(module, PURE)
         for name, line in imports_of(module)
         if name.split(".")[0] in FORBIDDEN_IN_PURE
+        if (module, name) not in PURE_EXCEPT
     ]
     assert not faults
 
