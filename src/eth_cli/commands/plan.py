@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 from eth_cli import serde
@@ -12,22 +12,15 @@ from eth_cli.commands.inputs import naming_file
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.plan import Plan, write_plan
 from eth_cli.profile.table import Profile, read_profile
-from eth_cli.search.planner import SearchOptions, search, self_contained
-from eth_cli.search.simulate import Simulation, simulate
+from eth_cli.render.console import print_json, print_note, print_result
+from eth_cli.search.planner import SearchOptions, SearchReport, search, self_contained
+from eth_cli.search.planner import compare as compare_strategies
 
 COMPARED = ("even", "uneven-layers", "hpp")
 """Strategies in the order in which a comparison shows them: each can do all that the last can."""
 
 ESTIMATED_MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 """Micro-batch sizes that a profile is estimated for when none is given."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """A strategy's best plan and its simulation."""
-
-    plan: Plan
-    simulation: Simulation
 
 
 def run_plan_command(
@@ -65,22 +58,37 @@ def run_plan_command(
             dtype=dtype,
             sizes=_sizes(global_batch_size, micro_batch_size),
         )
-    found: dict[str, Found] = {}
-    reasons: dict[str, InfeasibleError] = {}
-    for name in COMPARED if compare else (strategy,):
-        options = SearchOptions(
-            global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, strategy=name
+    options = SearchOptions(
+        global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, strategy=strategy
+    )
+    with naming_file("profile", profile_path or f"--model {model_source}"):
+        answers = (
+            compare_strategies(profile, cluster, options, clock=time.monotonic)
+            if compare
+            else {strategy: _search(profile, cluster, options)}
         )
-        try:
-            with naming_file("profile", profile_path or f"--model {model_source}"):
-                found[name] = _find(profile, cluster, options)
-        except InfeasibleError as error:
-            reasons[name] = error
-    if output is not None and strategy in found:
-        write_plan(output, found[strategy].plan)
-    _show(found, reasons, cluster, strategy=strategy, as_json=as_json, output=output)
-    if strategy in reasons:
-        raise reasons[strategy]
+    plans = {
+        name: self_contained(answer.plan, cluster, profile, profile.model.spec)
+        for name, answer in answers.items()
+        if isinstance(answer, SearchReport)
+    }
+    if output is not None and strategy in plans:
+        write_plan(output, plans[strategy])
+    _show(answers, plans, cluster, strategy=strategy, as_json=as_json, compare=compare)
+    chosen = answers[strategy]
+    if isinstance(chosen, InfeasibleError):
+        raise chosen
+    if output is not None and not as_json:
+        print_note(f"wrote {output}")
+
+
+def _search(
+    profile: Profile, cluster: Cluster, options: SearchOptions
+) -> SearchReport | InfeasibleError:
+    try:
+        return search(profile, cluster, options, clock=time.monotonic)
+    except InfeasibleError as error:
+        return error
 
 
 def _refuse_with_profile(options: dict[str, object]) -> None:
@@ -132,41 +140,26 @@ def _sizes(global_batch_size: int, micro_batch_size: int | None) -> tuple[int, .
     return tuple(size for size in ESTIMATED_MICRO_BATCH_SIZES if size <= global_batch_size)
 
 
-def _find(profile: Profile, cluster: Cluster, options: SearchOptions) -> Found:
-    plan = search(profile, cluster, options).plan
-    plan = self_contained(plan, cluster, profile, profile.model.spec)
-    return Found(plan=plan, simulation=simulate(plan, profile, cluster))
-
-
 def _show(
-    found: dict[str, Found],
-    reasons: dict[str, InfeasibleError],
+    answers: dict[str, SearchReport | InfeasibleError],
+    plans: dict[str, Plan],
     cluster: Cluster,
     *,
     strategy: str,
     as_json: bool,
-    output: Path | None,
+    compare: bool,
 ) -> None:
-    from eth_cli.render.console import print_json, print_note, print_result
     from eth_cli.render.plan import comparison_table, plan_view
 
-    is_compared = len(found) + len(reasons) > 1
     if as_json:
-        data = {name: serde.to_data(result.plan) for name, result in found.items()}
-        data |= dict.fromkeys(reasons)
-        print_json(serde.dump_json(data if is_compared else data[strategy]) if found else "")
+        data = {name: serde.to_data(plans[name]) if name in plans else None for name in answers}
+        if compare or strategy in plans:
+            print_json(serde.dump_json(data if compare else data[strategy]))
         return
-    if is_compared:
-        rows: dict[str, tuple[Plan, Simulation] | str] = {
-            name: (found[name].plan, found[name].simulation)
-            if name in found
-            else f"infeasible: {reasons[name].binding}"
-            for name in COMPARED
-        }
-        print_result(comparison_table(rows))
-    if strategy in found:
-        best = found[strategy]
-        title = f"{best.plan.model} on {cluster.name}, strategy {strategy}"
-        print_result(*plan_view(best.plan, best.simulation, cluster, title=title))
-        if output is not None:
-            print_note(f"wrote {output}")
+    if compare:
+        print_result(comparison_table({name: answers[name] for name in COMPARED}))
+    answer = answers[strategy]
+    if isinstance(answer, SearchReport):
+        title = f"{answer.plan.model} on {cluster.name}, strategy {strategy}"
+        print_result(*plan_view(answer.plan, answer.simulation, cluster, title=title))
+        print_result(f"searched for {answer.wall_s:.2f} s")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from eth_cli.cluster import read_cluster
-from eth_cli.commands.inputs import check_fits
-from eth_cli.errors import ConfigError
+from eth_cli.commands.inputs import check_fits, naming_file
+from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.launch.config import RunOptions
 from eth_cli.plan import Plan, read_plan
-from eth_cli.profile.table import read_profile
+from eth_cli.profile.table import Profile, read_profile
 
 
 def run_training(
@@ -50,7 +50,7 @@ def run_training(
             "is not implemented yet; mark the device types as emulated: true in the cluster file "
             "to run with paced CPU processes on this machine",
         )
-    plan = complete_plan(
+    plan, profile = complete_plan(
         plan_path, cluster_path=cluster_path, profile_path=profile_path, model_source=model_source
     )
     options = RunOptions(
@@ -63,11 +63,15 @@ def run_training(
         checkpoint_every=checkpoint_every,
         resume=resume,
     )
-    if dry_run:
-        print_json(describe_run(plan, options, out, backend=backend))
-        return
-    with training_progress(steps) as on_progress:
-        result = run_plan(plan, options, out, backend=backend, on_progress=on_progress)
+    # Preflight checks speak of the copy that a run folder gets; a person has another file in mind.
+    with naming_file("plan.json", plan_path):
+        if dry_run:
+            print_json(describe_run(plan, options, out, backend=backend))
+            return
+        with training_progress(steps) as on_progress:
+            result = run_plan(
+                plan, options, out, backend=backend, on_progress=on_progress, profile=profile
+            )
     print_result(run_summary(plan, result))
     print_note(f"run folder: {out}; see `eth report {out}`")
 
@@ -78,8 +82,10 @@ def complete_plan(
     cluster_path: Path | None,
     profile_path: Path | None,
     model_source: str | None,
-) -> Plan:
+) -> tuple[Plan, Profile | None]:
     """A plan with all that a run needs, from the files given where the plan itself lacks it.
+
+    With a profile, its prediction is that of the plan as it is now, which may have been edited.
 
     Raises:
         ConfigError: a file is wrong, does not belong to the plan, or something is missing.
@@ -87,6 +93,7 @@ def complete_plan(
     """
     from eth_cli.model_sources import load_model
     from eth_cli.search.planner import self_contained
+    from eth_cli.search.simulate import simulate
 
     plan = read_plan(plan_path)
     cluster = None if cluster_path is None else read_cluster(cluster_path)
@@ -103,12 +110,21 @@ def complete_plan(
     if spec is None and plan.model_spec is None and profile is not None:
         spec = profile.model.spec
     if spec is not None:
-        plan.check_num_blocks(
-            spec.num_blocks, file=str(plan_path), source=f"the model {spec.name}"
-        )
-    plan = self_contained(plan, cluster, profile, spec)
-    if plan.cluster is None:
+        plan.check_num_blocks(spec.num_blocks, file=str(plan_path), source=f"the model {spec.name}")
+    cluster, spec = cluster or plan.cluster, spec or plan.model_spec
+    if cluster is None:
         raise ConfigError.single(
             str(plan_path), "cluster", "is missing; give the cluster file with --cluster"
         )
-    return plan
+    if profile is None:
+        return plan.model_copy(update={"cluster": cluster, "model_spec": spec}), None
+    with naming_file("plan", plan_path), naming_file("profile", str(profile_path)):
+        simulation = simulate(plan, profile, cluster)
+    if simulation.excesses:
+        raise InfeasibleError(
+            f"{plan_path}: {simulation.excesses[0]}",
+            binding=str(simulation.excesses[0]),
+            suggestion="give that stage fewer blocks or a smaller micro-batch, or plan again",
+        )
+    plan = plan.model_copy(update={"predicted": simulation.prediction()})
+    return self_contained(plan, cluster, profile, spec), profile

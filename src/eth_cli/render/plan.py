@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from eth_cli.cluster import Cluster
+from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan, SolverInfo, UnusedDevice
 from eth_cli.render.tables import join_devices, new_table, percent
+from eth_cli.search.planner import SearchReport
 from eth_cli.search.simulate import Simulation, StageFigures
 from eth_cli.units import format_bytes, format_seconds
 
@@ -125,25 +127,25 @@ def _unused_lines(unused: tuple[UnusedDevice, ...]) -> Iterator[Text]:
 
 
 def comparison_table(
-    results: Mapping[str, tuple[Plan, Simulation] | str], *, baseline: str = "even"
+    answers: Mapping[str, SearchReport | InfeasibleError], *, baseline: str = "even"
 ) -> Table:
-    """Strategies side by side; a text instead of a plan says why there is none."""
+    """Strategies side by side, each with its speed-up over the baseline."""
     table = new_table(
         "strategies",
         left=("strategy",),
-        right=("step", "tokens/s", f"speed-up over {baseline}", "pipelines", "devices", "fullest"),
+        right=("step", "tokens/s", f"over {baseline}", "pipelines", "devices", "fullest"),
         last=("shares",),
     )
-    reference = results.get(baseline)
-    for name, result in results.items():
-        if isinstance(result, str):
-            table.add_row(name, "-", "-", "-", "-", "-", "-", result)
+    reference = answers.get(baseline)
+    for name, answer in answers.items():
+        if isinstance(answer, InfeasibleError):
+            table.add_row(name, "-", "-", "-", "-", "-", "-", f"infeasible: {answer.binding}")
             continue
-        plan, simulation = result
+        plan, simulation = answer.plan, answer.simulation
         speed_up = (
-            "-"
-            if reference is None or isinstance(reference, str)
-            else f"{reference[1].step_time_s / simulation.step_time_s:.2f} x"
+            f"{reference.step_time_s / answer.step_time_s:.2f} x"
+            if isinstance(reference, SearchReport)
+            else "-"
         )
         table.add_row(
             name,
