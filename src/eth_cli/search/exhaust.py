@@ -1,0 +1,348 @@
+"""Every plan that could beat the best one known, tried: exact at small scale, counted, bounded.
+
+Three levels, each pruned by lower bounds that hold for all that lies below it:
+
+1. templates, built from their last stage: `max_s (before_s + m w_s)` with the fewest micro-batches
+   m that the other devices, at their best, leave to this pipeline;
+2. sets of templates and splits of the batch: the longest pipeline over the fastest links, the
+   sync that cannot hide, the longest optimizer update;
+3. placements that the model can tell apart: simulated.
+
+The work is counted in candidates, not seconds. When the budget ends first, the answer stands but
+is not proved.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from eth_cli.search.assign import Column, best_capacity, columns
+from eth_cli.search.capacity import Families
+from eth_cli.search.place import Share, placements
+from eth_cli.search.placed import PlacedPipeline
+from eth_cli.search.shares import splits
+from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+
+ROUNDING = 1e-12
+"""Relative: candidates whose bound is within rounding of the best known are not tried."""
+
+
+class BudgetExhaustedError(Exception):
+    """The search has looked at as many candidates as it may."""
+
+
+@dataclass(kw_only=True)
+class Best:
+    """The best plan so far, and what was left out on the way."""
+
+    pipelines: tuple[PlacedPipeline, ...] | None = None
+    time_s: float = float("inf")
+    pruned: dict[str, int] = field(default_factory=dict)
+    num_simulated: int = 0
+
+    def offer(self, pipelines: tuple[PlacedPipeline, ...], time_s: float) -> bool:
+        """Keep a plan if it is better."""
+        self.num_simulated += 1
+        if time_s < self.time_s:
+            self.pipelines, self.time_s = pipelines, time_s
+            return True
+        return False
+
+    def prune(self, rule: str, number: int = 1) -> None:
+        """Count candidates that a rule left out."""
+        self.pruned[rule] = self.pruned.get(rule, 0) + number
+
+    @property
+    def limit_s(self) -> float:
+        """Only what is below this is better."""
+        return self.time_s * (1 - ROUNDING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidate:
+    """A template that may take part in a plan of several pipelines."""
+
+    template: Template
+    counts: Counts
+    max_micro_batches: int
+    """Most that it finishes in time for a better plan, over the fastest links."""
+    optimizer_s: float
+
+    @property
+    def column(self) -> Column:
+        """The candidate as a column of the assignment."""
+        return Column(self.counts, self.template.micro_batch_size, self.max_micro_batches)
+
+
+class Exhaustive:
+    """One exhaustive search. `run` may be called once."""
+
+    def __init__(self, problem: Problem, families: Families, best: Best, *, budget: int) -> None:
+        self.problem = problem
+        self.families = families
+        self.best = best
+        self.budget = budget
+        self._floors_s = problem.sync_floors_s
+        self._others: dict[Counts, int] = {}
+
+    def run(self) -> bool:
+        """Improve ``best`` to the optimum. Returns whether that is proved."""
+        try:
+            found = self._templates()
+            self._combine(self._useful(found))
+        except BudgetExhaustedError:
+            return False
+        return True
+
+    def _spend(self, units: int = 1) -> None:
+        self.budget -= units
+        if self.budget < 0:
+            raise BudgetExhaustedError
+
+    # --- Level 1: templates ------------------------------------------------------------------
+
+    def _templates(self) -> list[_Candidate]:
+        """Templates for plans of several pipelines; plans of one are simulated on the way."""
+        problem = self.problem
+        target_s = self.best.limit_s - problem.sync_floor_s
+        cols, num_dominated = columns(self.families, target_s)
+        self.best.prune("dominated", num_dominated)
+        others = best_capacity(cols, problem.counts)
+        found: list[_Candidate] = []
+        for b in problem.micro_batch_sizes:
+            for stages in _Builder(self, b, others).run():
+                template = Template(b, stages)
+                self._try_single(template)
+                candidate = self._candidate(template, others)
+                if candidate is not None:
+                    found.append(candidate)
+        return found
+
+    def _try_single(self, template: Template) -> None:
+        micro_batches, rest = divmod(self.problem.global_batch_size, template.micro_batch_size)
+        if rest or micro_batches > self.problem.max_micro_batches(template):
+            return
+        least_s = self.problem.time_s(template, micro_batches)
+        if least_s + self.problem.optimizer_s(template) >= self.best.limit_s:
+            self.best.prune("bound")
+            return
+        self._try([Share(template, micro_batches)])
+
+    def _candidate(self, template: Template, others: dict[Counts, int]) -> _Candidate | None:
+        problem = self.problem
+        counts = template.counts(len(problem.kinds))
+        left = tuple(n - u for n, u in zip(problem.counts, counts, strict=True))
+        optimizer_s = problem.optimizer_s(template)
+        target_s = self.best.limit_s - problem.sync_floor_s - optimizer_s
+        low, high = 0, problem.max_micro_batches(template)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if problem.time_s(template, middle) < target_s:
+                low = middle
+            else:
+                high = middle - 1
+        if low == 0 or low * template.micro_batch_size + others[left] < problem.global_batch_size:
+            self.best.prune("bound")
+            return None
+        return _Candidate(
+            template=template, counts=counts, max_micro_batches=low, optimizer_s=optimizer_s
+        )
+
+    def _useful(self, found: list[_Candidate]) -> list[_Candidate]:
+        """Those that some set of the others completes to a whole batch, until nothing changes."""
+        problem = self.problem
+        while True:
+            self._others = best_capacity(_best_columns(found), problem.counts)
+            kept = [
+                c
+                for c in found
+                if c.column.max_samples + self._others[_minus(problem.counts, c.counts)]
+                >= problem.global_batch_size
+            ]
+            self.best.prune("bound", len(found) - len(kept))
+            if len(kept) == len(found):
+                return kept
+            found = kept
+
+    # --- Level 2: sets of templates and shares ---------------------------------------------------
+
+    def _combine(self, found: Sequence[_Candidate]) -> None:
+        # Templates that finish most come first: good plans early tighten the bound.
+        order = sorted(
+            found,
+            key=lambda c: (-c.column.max_samples / sum(c.counts), c.template),
+        )
+        self._descend(order, 0, [], self.problem.counts, 0)
+
+    def _descend(
+        self,
+        found: Sequence[_Candidate],
+        first: int,
+        chosen: list[_Candidate],
+        left: Counts,
+        samples: int,
+    ) -> None:
+        total = self.problem.global_batch_size
+        for index in range(first, len(found)):
+            candidate = found[index]
+            rest = _minus(left, candidate.counts)
+            if min(rest) < 0:
+                continue
+            self._spend()
+            now = samples + candidate.column.max_samples
+            if now + self._others[rest] < total:
+                self.best.prune("bound")
+                continue
+            chosen.append(candidate)
+            if len(chosen) > 1 and now >= total:
+                self._share_out(chosen)
+            self._descend(found, index, chosen, rest, now)
+            chosen.pop()
+
+    def _share_out(self, chosen: Sequence[_Candidate]) -> None:
+        problem = self.problem
+        fixed_s = self._floors_s[len(chosen)] + max(c.optimizer_s for c in chosen)
+        sizes = [c.template.micro_batch_size for c in chosen]
+        # The best may have improved since the candidates were made.
+        most = [
+            _fewer(problem, c.template, c.max_micro_batches, self.best.limit_s - fixed_s)
+            for c in chosen
+        ]
+        if 0 in most:
+            self.best.prune("bound")
+            return
+        for split in splits(sizes, most, problem.global_batch_size):
+            self._spend()
+            pairs = zip(chosen, split, strict=True)
+            shares = [Share(c.template, m) for c, m in pairs]
+            if any(
+                a.template == b.template and a.micro_batches < b.micro_batches
+                for a, b in itertools.pairwise(shares)
+            ):
+                self.best.prune("symmetry")  # the same split in another order
+                continue
+            longest = max(problem.time_s(s.template, s.micro_batches) for s in shares)
+            if longest + fixed_s >= self.best.limit_s:
+                self.best.prune("bound")
+                continue
+            self._try(shares)
+
+    # --- Level 3: placements -----------------------------------------------------------------
+
+    def _try(self, shares: Sequence[Share]) -> None:
+        problem = self.problem
+        for pipelines in placements(shares, problem.kinds, problem.model.cluster):
+            self._spend()
+            self.best.offer(pipelines, problem.model.evaluate(pipelines).step_time_s)
+
+
+def _minus(counts: Counts, used: Counts) -> Counts:
+    return tuple(n - u for n, u in zip(counts, used, strict=True))
+
+
+def _fewer(problem: Problem, template: Template, most: int, limit_s: float) -> int:
+    """Most micro-batches that end before a limit, at most ``most``."""
+    while most and problem.time_s(template, most) >= limit_s:
+        most -= 1
+    return most
+
+
+def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
+    best: dict[Counts, Column] = {}
+    for candidate in found:
+        column = candidate.column
+        known = best.get(column.vector)
+        if known is None or known.max_samples < column.max_samples:
+            best[column.vector] = column
+    return list(best.values())
+
+
+class _Builder:
+    """All templates of one micro-batch size that might take part in a better plan."""
+
+    def __init__(
+        self, search: Exhaustive, micro_batch_size: int, others: dict[Counts, int]
+    ) -> None:
+        self.search = search
+        self.problem = search.problem
+        self.size = micro_batch_size
+        self.others = others
+        problem = self.problem
+        self.hops = problem.hops(micro_batch_size)
+        num_kinds = len(problem.kinds)
+        costs = [problem.costs(k, micro_batch_size) for k in range(num_kinds)]
+        # Plain lists: single elements of arrays are slow to read.
+        self.work = [c.work_s.tolist() for c in costs]
+        self.room = [c.in_flight.tolist() for c in costs]
+        self.update = [c.optimizer_s.tolist() for c in costs]
+        # At the very least, what lies before a stage takes each block's fastest device.
+        self.before = [0.0]
+        for block in range(problem.num_blocks):
+            fastest = min(work[block][block + 1] for work in self.work)
+            self.before.append(self.before[-1] + fastest)
+        self.most = problem.global_batch_size // micro_batch_size
+
+    def run(self) -> Iterator[tuple[TemplateStage, ...]]:
+        """Stages of every such template, first stage first."""
+        yield from self._extend([], [], self.problem.counts, self.problem.num_blocks, self.most)
+
+    def _extend(
+        self,
+        stages: list[TemplateStage],
+        loads: list[tuple[float, float, float]],
+        left: Counts,
+        start: int,
+        most: int,
+    ) -> Iterator[tuple[TemplateStage, ...]]:
+        """Put a stage before the stages.
+
+        Args:
+            loads: by stage, time before it (from the stages in front of it), work, update [s].
+            left: devices not used yet.
+            start: the first block that is placed.
+            most: micro-batches that memory permits.
+        """
+        place = len(stages) + 1
+        for k, count in enumerate(left):
+            if count == 0:
+                continue
+            hop = float(self.hops[k, stages[0].kind]) if stages else 0.0
+            rest = (*left[:k], count - 1, *left[k + 1 :])
+            for first in range(start - 1, -1, -1):
+                room = self.room[k][first][start]
+                if room == 0:
+                    self.search.best.prune("memory")
+                    continue
+                self.search._spend()
+                work = self.work[k][first][start]
+                longer = [(before + work + hop, w, u) for before, w, u in loads]
+                longer.append((0.0, work, self.update[k][first][start]))
+                fits = min(most, room) if room < place else most
+                if not self._can_help(longer, rest, first, fits):
+                    self.search.best.prune("bound")
+                    continue
+                stage = TemplateStage(k, first, start)
+                if first == 0:
+                    yield (stage, *stages)
+                elif sum(rest):
+                    yield from self._extend([stage, *stages], longer, rest, first, fits)
+
+    def _can_help(
+        self, loads: list[tuple[float, float, float]], left: Counts, first: int, most: int
+    ) -> bool:
+        """Whether a pipeline that ends so may be part of a better plan."""
+        total = self.problem.global_batch_size
+        update = max(u for _, _, u in loads)
+        limit = self.search.best.limit_s - update - self.before[first]
+        if most * self.size >= total and total % self.size == 0:
+            m = total // self.size
+            if all(before + m * work < limit for before, work, _ in loads):
+                return True
+        others = self.others[left]
+        if others == 0:
+            return False
+        m = max(1, -((others - total) // self.size))
+        limit -= self.problem.sync_floor_s
+        return m <= most and all(before + m * work < limit for before, work, _ in loads)

@@ -1,0 +1,166 @@
+"""Good plans quickly: families chosen by the integer program, cut, shared out, placed, simulated.
+
+The integer program works with lower bounds on times, so its answer for a target is a little
+optimistic; targets are raised in small steps and every answer is simulated. The best is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from eth_cli.search.assign import Chosen, choose, columns
+from eth_cli.search.capacity import Families
+from eth_cli.search.exhaust import Best
+from eth_cli.search.place import Share, place
+from eth_cli.search.shares import Worker, level
+from eth_cli.search.templates import Problem, Template, TemplateStage
+from eth_cli.search.timeline import PipelineTimes, period_s, run_pipeline
+
+TARGETS = (1.0, 1.001, 1.003, 1.01, 1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.3, 4.0, float("inf"))
+"""Target times that are tried, in units of the lower bound."""
+
+STALE_TARGETS = 4
+"""Targets in a row without a better plan after which the search for one ends."""
+
+
+def improve(problem: Problem, families: Families, best: Best, *, bound_s: float) -> None:
+    """Offer the plans of all targets from ``bound_s`` up to the best plan known."""
+    _offer_single(problem, families, best)
+    stale = 0
+    seen: set[tuple[Chosen, ...]] = set()
+    for factor in TARGETS:
+        target_s = bound_s * factor
+        if target_s >= best.limit_s or stale == STALE_TARGETS:
+            return
+        cols, num_dominated = columns(families, target_s)
+        best.prune("dominated", num_dominated)
+        if not cols:
+            continue
+        _, chosen = choose(cols, problem.counts, problem.global_batch_size)
+        if chosen is None or tuple(chosen) in seen:
+            continue
+        seen.add(tuple(chosen))
+        templates = [
+            families.template(c.vector, c.micro_batch_size, c.micro_batches) for c in chosen
+        ]
+        found = [t for t in templates if t is not None]
+        assert len(found) == len(templates), "a family within a target has a cut"
+        stale = 0 if offer_templates(problem, found, best) else stale + 1
+
+
+def _offer_single(problem: Problem, families: Families, best: Best) -> None:
+    """The best family of one pipeline alone, for every micro-batch size."""
+    for b in problem.micro_batch_sizes:
+        micro_batches, rest = divmod(problem.global_batch_size, b)
+        times = families.times_s[b][-1]
+        index = int(times.argmin())
+        if rest == 0 and times[index] < best.limit_s:
+            template = families.template(families.vectors[index], b, micro_batches)
+            if template is not None:
+                offer_templates(problem, [template], best)
+
+
+def offer_templates(problem: Problem, templates: Sequence[Template], best: Best) -> bool:
+    """Share the batch out over templates, place them both ways, simulate. Whether it is better."""
+    shares = share_out(problem, templates)
+    if shares is None:
+        return False
+    found = False
+    for by_column in (False, True):
+        pipelines = place(shares, problem.kinds, problem.model.cluster, by_column=by_column)
+        if pipelines is not None:
+            time_s = problem.model.evaluate(pipelines).step_time_s
+            found = best.offer(pipelines, time_s) or found
+    return found
+
+
+def share_out(problem: Problem, templates: Sequence[Template]) -> list[Share] | None:
+    """The best shares for templates over the fastest links; None: the batch cannot be split so."""
+    ordered = sorted(templates)
+    workers = [
+        Worker(t.micro_batch_size, problem.max_micro_batches(t), _Clock(problem.times(t)))
+        for t in ordered
+    ]
+    split = level(workers, problem.global_batch_size)
+    if split is None:
+        return None
+    return [Share(t, m) for t, m in zip(ordered, split, strict=True)]
+
+
+class _Clock:
+    """Time of a pipeline by its micro-batches: simulated up to where the pace is steady."""
+
+    def __init__(self, times: PipelineTimes) -> None:
+        self.times = times
+        self.steady = 8 * len(times.forward_s)
+
+    def __call__(self, micro_batches: int) -> float:
+        if micro_batches <= self.steady:
+            return run_pipeline(self.times, micro_batches).end_s
+        until = run_pipeline(self.times, self.steady).end_s
+        return until + (micro_batches - self.steady) * period_s(self.times)
+
+
+# --- Local search: one more device ------------------------------------------------------------
+
+
+def with_one_more(
+    problem: Problem, templates: Sequence[Template], kind: int, *, max_pipelines: int = 8
+) -> Best:
+    """The best plan that also uses a device of a kind: as a stage more anywhere, or on its own.
+
+    Looks at up to ``max_pipelines`` different pipelines, each with its cuts made anew.
+    """
+    best = Best()
+    for template in list(Counter(templates))[:max_pipelines]:
+        others = list(templates)
+        others.remove(template)
+        if len(template.stages) < problem.num_blocks:
+            for at in range(len(template.stages) + 1):
+                kinds = [s.kind for s in template.stages]
+                kinds.insert(at, kind)
+                longer = recut(problem, kinds, template.micro_batch_size)
+                if longer is not None:
+                    offer_templates(problem, [*others, longer], best)
+    for b in problem.micro_batch_sizes:
+        alone = recut(problem, [kind], b)
+        if alone is not None:
+            offer_templates(problem, [*templates, alone], best)
+    return best
+
+
+def recut(problem: Problem, kinds: Sequence[int], micro_batch_size: int) -> Template | None:
+    """The cut over an ordered list of kinds with the least slowest stage; None: nothing fits.
+
+    Exact, for stages that may hold as many micro-batches in flight as their place can ask for.
+    """
+    num_stages = len(kinds)
+    num_blocks = problem.num_blocks
+    infinite = float("inf")
+    most = problem.global_batch_size // micro_batch_size
+    costs = [problem.costs(k, micro_batch_size) for k in kinds]
+    # best[start]: (slowest stage, stop of the first stage) of the stages from s on.
+    best: list[tuple[float, int]] = [(infinite, 0)] * num_blocks + [(0.0, num_blocks)]
+    tables = []
+    for s in range(num_stages - 1, -1, -1):
+        need = min(most, num_stages - s)
+        work, room = costs[s].work_s, costs[s].in_flight
+        row: list[tuple[float, int]] = [(infinite, 0)] * (num_blocks + 1)
+        for start in range(num_blocks):
+            for stop in range(start + 1, num_blocks + 1):
+                if room[start, stop] < need:
+                    continue
+                slowest = max(float(work[start, stop]), best[stop][0])
+                if slowest < row[start][0]:
+                    row[start] = (slowest, stop)
+        tables.append(row)
+        best = row
+    if best[0][0] == infinite:
+        return None
+    stages, start = [], 0
+    for k, row in zip(kinds, reversed(tables), strict=True):
+        stop = row[start][1]
+        stages.append(TemplateStage(k, start, stop))
+        start = stop
+    return Template(micro_batch_size, tuple(stages))

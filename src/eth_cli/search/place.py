@@ -1,0 +1,197 @@
+"""From templates to devices: which device plays which stage.
+
+`place` is quick and good: whole pipelines inside a node where they fit, else consecutive stages
+together, or all first stages together, all second ones, and so on. `placements` lists every way
+that the model can tell apart, for small clusters. Both are deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from eth_cli.cluster import Cluster, Device
+from eth_cli.search.placed import PlacedPipeline, PlacedStage
+from eth_cli.search.templates import Kind, Template
+
+
+class Share(NamedTuple):
+    """A template with its number of micro-batches."""
+
+    template: Template
+    micro_batches: int
+
+
+class Free:
+    """Devices that are not taken yet, by node and type, in order of their index."""
+
+    def __init__(self, cluster: Cluster, excluded: Collection[str] = ()) -> None:
+        self.nodes = [node.name for node in cluster.nodes]
+        self.devices: list[dict[str, list[Device]]] = [{} for _ in self.nodes]
+        index = {name: i for i, name in enumerate(self.nodes)}
+        for device in cluster.devices.values():
+            if device.id not in excluded:
+                by_type = self.devices[index[device.node]]
+                by_type.setdefault(device.type, []).append(device)
+        # Node kinds: nodes of the same number are alike in devices and links.
+        overridden = {end for o in cluster.network.overrides for end in o.between}
+        kinds: dict[object, int] = {}
+        self.node_kind = [
+            kinds.setdefault(
+                name
+                if name in overridden
+                else tuple(sorted((t, len(d)) for t, d in self.devices[i].items())),
+                len(kinds),
+            )
+            for i, name in enumerate(self.nodes)
+        ]
+
+    def count(self, node: int, device_type: str) -> int:
+        """Free devices of a type in a node."""
+        return len(self.devices[node].get(device_type, ()))
+
+    def take(self, node: int, device_type: str, width: int) -> tuple[Device, ...]:
+        """The first free devices of a type in a node."""
+        devices = self.devices[node][device_type]
+        taken = tuple(devices[:width])
+        del devices[:width]
+        return taken
+
+
+def place(
+    shares: Sequence[Share], kinds: Sequence[Kind], cluster: Cluster, *, by_column: bool = False
+) -> tuple[PlacedPipeline, ...] | None:
+    """Devices for every stage; None: a tensor-parallel group found no node with room for it.
+
+    Args:
+        by_column: place all first stages, then all second stages, which keeps the owners of a
+            segment near each other; else pipeline by pipeline, which keeps neighbours near.
+    """
+    free = Free(cluster)
+    # Long pipelines first: they are the hardest to keep together.
+    order = sorted(range(len(shares)), key=lambda i: -len(shares[i].template.stages))
+    slots = [(i, s) for i in order for s in range(len(shares[i].template.stages))]
+    if by_column:
+        slots.sort(key=lambda slot: slot[1])
+    chosen: dict[tuple[int, int], tuple[Device, ...]] = {}
+    current = -1
+    for at, (i, s) in enumerate(slots):
+        stage = shares[i].template.stages[s]
+        device_type = kinds[stage.kind].device_type
+        starts_here = s == 0 and not by_column
+        if starts_here or current < 0 or free.count(current, device_type) < stage.tensor_parallel:
+            ahead = [shares[j].template.stages[r] for j, r in slots[at:] if by_column or j == i][
+                :_LOOK_AHEAD
+            ]
+            current = _best_node(
+                free, [(kinds[a.kind].device_type, a.tensor_parallel) for a in ahead]
+            )
+            if current < 0:
+                return None
+        chosen[i, s] = free.take(current, device_type, stage.tensor_parallel)
+    return tuple(
+        _placed(share, [chosen[i, s] for s in range(len(share.template.stages))])
+        for i, share in enumerate(shares)
+    )
+
+
+_LOOK_AHEAD = 64
+"""Stages ahead that the choice of a node considers; no node is much larger."""
+
+
+def _best_node(free: Free, ahead: Sequence[tuple[str, int]]) -> int:
+    """The node that holds most of the coming stages in a row; of equals the one left fullest."""
+    best, best_key = -1, (0, 0)
+    for node in range(len(free.nodes)):
+        left = {t: len(d) for t, d in free.devices[node].items()}
+        run = 0
+        for device_type, width in ahead:
+            if left.get(device_type, 0) < width:
+                break
+            left[device_type] -= width
+            run += 1
+        key = (run, -sum(left.values()))
+        if run and (best < 0 or key > best_key):
+            best, best_key = node, key
+    return best
+
+
+def _placed(share: Share, devices: Sequence[tuple[Device, ...]]) -> PlacedPipeline:
+    template = share.template
+    return PlacedPipeline(
+        template.micro_batch_size,
+        share.micro_batches,
+        tuple(
+            PlacedStage(stage.start, stage.stop, group, stage.recompute)
+            for stage, group in zip(template.stages, devices, strict=True)
+        ),
+    )
+
+
+def placements(
+    shares: Sequence[Share], kinds: Sequence[Kind], cluster: Cluster
+) -> Iterator[tuple[PlacedPipeline, ...]]:
+    """Every placement up to renaming of what is alike: devices of a type in a node, nodes of the
+    same devices and links, pipelines of the same template and share.
+
+    Of each class the one whose list of node indices is smallest comes out: a node is used for the
+    first time only after all nodes like it that stand before, and equal pipelines (which must
+    stand next to each other in ``shares``) have rising lists. The smallest list meets both rules.
+    """
+    free = Free(cluster)
+    slots = [
+        (i, kinds[stage.kind].device_type, stage.tensor_parallel)
+        for i, share in enumerate(shares)
+        for stage in share.template.stages
+    ]
+    first_slot = [0]
+    for share in shares:
+        first_slot.append(first_slot[-1] + len(share.template.stages))
+    touched = [0] * len(free.nodes)
+    nodes: list[int] = []
+    groups: list[tuple[Device, ...]] = []
+
+    def descend() -> Iterator[tuple[PlacedPipeline, ...]]:
+        at = len(nodes)
+        if at == len(slots):
+            yield tuple(
+                _placed(share, groups[first_slot[i] : first_slot[i + 1]])
+                for i, share in enumerate(shares)
+            )
+            return
+        i, device_type, width = slots[at]
+        for node in _distinct_nodes(free, touched, device_type, width):
+            nodes.append(node)
+            if _rises(nodes, first_slot, shares, i):
+                group = free.take(node, device_type, width)
+                groups.append(group)
+                touched[node] += 1
+                yield from descend()
+                touched[node] -= 1
+                groups.pop()
+                free.devices[node][device_type][:0] = group
+            nodes.pop()
+
+    yield from descend()
+
+
+def _distinct_nodes(
+    free: Free, touched: Sequence[int], device_type: str, width: int
+) -> Iterator[int]:
+    fresh: set[int] = set()
+    for node in range(len(free.nodes)):
+        if not touched[node]:
+            if free.node_kind[node] in fresh:
+                continue
+            fresh.add(free.node_kind[node])
+        if free.count(node, device_type) >= width:
+            yield node
+
+
+def _rises(nodes: list[int], first_slot: Sequence[int], shares: Sequence[Share], i: int) -> bool:
+    """Whether a pipeline equal to the one before has no smaller list of nodes, as far as known."""
+    if i == 0 or shares[i] != shares[i - 1]:
+        return True
+    mine = nodes[first_slot[i] :]
+    before = nodes[first_slot[i - 1] : first_slot[i]][: len(mine)]
+    return mine >= before

@@ -1,0 +1,586 @@
+"""From a profile and a cluster to a plan: `search`, and `compare` for all strategies.
+
+The only module that knows the order of things: usable kinds -> baselines -> families and their
+bound -> quick plans -> exhaustive search where it is within the budget -> a checked `Plan`. Pure:
+no clock (the caller may pass one in), no files, no printing; the same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import eth_cli
+from eth_cli.cluster import Cluster
+from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.model import ModelSpec
+from eth_cli.plan import (
+    PacedBlock,
+    PacedOptimizer,
+    Pacing,
+    Plan,
+    Provenance,
+    SolverInfo,
+    UnusedDevice,
+)
+from eth_cli.profile.table import Profile
+from eth_cli.search import assign, heuristic
+from eth_cli.search.baselines import best_grid
+from eth_cli.search.capacity import CountSpace, Families, num_vectors
+from eth_cli.search.cost import CostModel
+from eth_cli.search.diagnose import infeasible
+from eth_cli.search.exhaust import Best, Exhaustive
+from eth_cli.search.memory import stage_memory
+from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
+from eth_cli.search.simulate import Simulation, simulate_with
+from eth_cli.search.templates import Kind, Problem, Template, TemplateStage
+from eth_cli.units import format_bytes, format_seconds
+
+HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
+STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
+"""What `SearchOptions.strategy` may be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOptions:
+    """What is asked of a search."""
+
+    global_batch_size: int
+    """Samples in one optimizer step."""
+    micro_batch_size: int | None = None
+    """The only micro-batch size to use; None: any that the profile has, chosen per pipeline."""
+    strategy: str = HPP
+    """One of `STRATEGIES`."""
+    budget: int = 400_000
+    """Candidates that the exhaustive search may look at before it gives up on a proof."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rival:
+    """Another plan that was looked at."""
+
+    name: str
+    step_time_s: float | None
+    """Its predicted step time; None: it has no plan [s]."""
+    note: str
+    """Why there is none, or what it left out; may be empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchReport:
+    """The answer of a search."""
+
+    plan: Plan
+    simulation: Simulation
+    status: str
+    """optimal: proved; feasible: the best found."""
+    bound_s: float
+    """No plan of the space has a smaller predicted step time [s]."""
+    gap: float
+    """step time / bound - 1."""
+    pruned: dict[str, int]
+    """Candidates left out, by rule."""
+    num_simulated: int
+    """Complete plans simulated."""
+    rivals: tuple[Rival, ...]
+    """The baselines beside an hpp plan."""
+    wall_s: float
+    """Search time by the caller's clock; 0 without one [s]."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time of the plan [s]."""
+        return self.simulation.step_time_s
+
+
+def search(
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    *,
+    clock: Callable[[], float] | None = None,
+) -> SearchReport:
+    """The best plan of a strategy.
+
+    Args:
+        clock: seconds since any moment, for `SearchReport.wall_s`; never looked at to decide.
+
+    Raises:
+        ConfigError: the options do not fit the profile, or it covers no device of the cluster.
+        InfeasibleError: no plan fits the devices' memory; says what lacks and what would help.
+    """
+    return _Search(profile, cluster, options, clock).run()
+
+
+def compare(
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    *,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, SearchReport | InfeasibleError]:
+    """Every strategy's answer, or why it has none.
+
+    Raises:
+        ConfigError: as `search`; it would be the same for all.
+    """
+    answers: dict[str, SearchReport | InfeasibleError] = {}
+    for strategy in STRATEGIES:
+        chosen = SearchOptions(**(asdict(options) | {"strategy": strategy}))
+        try:
+            answers[strategy] = search(profile, cluster, chosen, clock=clock)
+        except InfeasibleError as error:
+            answers[strategy] = error
+    return answers
+
+
+def self_contained(
+    plan: Plan, cluster: Cluster, profile: Profile, model_spec: ModelSpec | None
+) -> Plan:
+    """The plan with what `eth run` needs: cluster, model if known, times of emulated devices."""
+    emulated = {name for name, t in cluster.device_types.items() if t.emulated}
+    used = {
+        (cluster.devices[stage.devices[0]].type, stage.tensor_parallel, pipeline.micro_batch_size)
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+    }
+    played = {entry for entry in used if entry[0] in emulated}
+    pacing = None
+    if played:
+        pacing = Pacing(
+            blocks=tuple(
+                PacedBlock(
+                    device=e.device,
+                    block=e.block,
+                    tensor_parallel=e.tensor_parallel,
+                    micro_batch_size=e.micro_batch_size,
+                    forward_s=e.forward_s,
+                    backward_s=e.backward_s,
+                )
+                for e in profile.compute
+                if (e.device, e.tensor_parallel, e.micro_batch_size) in played
+            ),
+            optimizers=tuple(
+                PacedOptimizer(
+                    device=t, optimizer_s_per_parameter=profile.optimizer_s_per_parameter(t)
+                )
+                for t in sorted({entry[0] for entry in played})
+            ),
+        )
+    return plan.model_copy(update={"cluster": cluster, "model_spec": model_spec, "pacing": pacing})
+
+
+class _Search:
+    """One call of `search`."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        options: SearchOptions,
+        clock: Callable[[], float] | None,
+    ) -> None:
+        self.profile = profile
+        self.cluster = cluster
+        self.options = options
+        self.clock = clock or (lambda: 0.0)
+        self.started_s = self.clock()
+        self.model = CostModel(profile, cluster)
+        self.sizes = _micro_batch_sizes(profile, cluster, options)
+        self.unusable = _unusable_types(self.model, self.sizes)
+        counts: dict[str, int] = {}
+        for device in cluster.devices.values():
+            counts[device.type] = counts.get(device.type, 0) + 1
+        self.problem = Problem(
+            self.model,
+            kinds=[
+                Kind(name, counts[name], cluster.device_types[name].memory_bytes)
+                for name in sorted(counts)
+                if name not in self.unusable
+            ],
+            micro_batch_sizes=self.sizes,
+            global_batch_size=options.global_batch_size,
+        )
+
+    def run(self) -> SearchReport:
+        if not self.problem.kinds:
+            raise self._infeasible()
+        if self.options.strategy == HPP:
+            return self._hpp()
+        if self.options.strategy in (EVEN, UNEVEN_LAYERS):
+            return self._baseline()
+        raise ConfigError.single(
+            "--strategy",
+            "",
+            f"{self.options.strategy!r} is not known; use one of {', '.join(STRATEGIES)}",
+        )
+
+    # --- Strategies --------------------------------------------------------------------------
+
+    def _baseline(self) -> SearchReport:
+        grid = best_grid(self.problem, self.options.strategy)
+        best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
+        best.num_simulated = grid.num_tried
+        # Every grid of the strategy was looked at; the bound is that of all plans all the same.
+        bound_s = min(self._bound_s(self._families()), grid.step_time_s)
+        note = f"no grid over more devices is feasible: {grid.why_left_out}"
+        unused = dict.fromkeys(self._unused_types(grid.pipelines), note)
+        return self._report(best, bound_s, unused, ())
+
+    def _hpp(self) -> SearchReport:
+        best = Best()
+        rivals = []
+        for strategy in (UNEVEN_LAYERS, EVEN):
+            try:
+                grid = best_grid(self.problem, strategy)
+            except InfeasibleError as error:
+                rivals.append(Rival(name=strategy, step_time_s=None, note=error.binding))
+                continue
+            best.offer(grid.pipelines, grid.step_time_s)
+            rivals.append(
+                Rival(name=strategy, step_time_s=grid.step_time_s, note=grid.why_left_out)
+            )
+        families = self._families()
+        bound_s = self._bound_s(families)
+        for family in families.parts:
+            heuristic.improve(self.problem, family, best, bound_s=bound_s)
+        proved = False
+        if families.is_complete and best.limit_s > bound_s and self._may_exhaust():
+            proved = Exhaustive(
+                self.problem, families.parts[0], best, budget=self.options.budget
+            ).run()
+        if best.pipelines is None:
+            raise self._infeasible()
+        reasons = self._explore_unused(best, proved)
+        if proved or best.limit_s <= bound_s:
+            bound_s = best.time_s
+        return self._report(best, bound_s, reasons, tuple(rivals))
+
+    # --- Families and bounds -----------------------------------------------------------------
+
+    def _families(self) -> _FamilySet:
+        problem = self.problem
+        every = range(len(problem.kinds))
+        if _num_operations(problem, every, problem.max_stages) <= _FAMILY_OPERATIONS:
+            space = CountSpace(problem, every, problem.max_stages)
+            return _FamilySet(parts=(Families(problem, space, max_grid=_GRID),), is_complete=True)
+        # Too many to cover: each kind alone, and all of them in short pipelines.
+        parts = [
+            Families(
+                problem,
+                CountSpace(problem, kinds, _longest_within(problem, kinds)),
+                max_grid=_GRID // 2,
+            )
+            for kinds in [tuple(every), *((k,) for k in every if len(every) > 1)]
+        ]
+        return _FamilySet(parts=tuple(parts), is_complete=False)
+
+    def _bound_s(self, families: _FamilySet) -> float:
+        bound_s = assign.work_bound_s(self.problem)
+        if families.is_complete:
+            bound_s = max(bound_s, assign.family_bound_s(self.problem, families.parts[0]))
+        return bound_s
+
+    def _may_exhaust(self) -> bool:
+        return math.prod(n + 1 for n in self.problem.counts) <= _EXHAUSTIVE_COUNTS
+
+    # --- Devices that the plan leaves out ------------------------------------------------------
+
+    def _unused_types(self, pipelines: Sequence[PlacedPipeline]) -> list[str]:
+        """Usable types of which the plan leaves out a device."""
+        used = _used_by_type(pipelines)
+        return [
+            k.device_type for k in self.problem.kinds if used.get(k.device_type, 0) < k.num_devices
+        ]
+
+    def _explore_unused(self, best: Best, proved: bool) -> dict[str, str]:
+        """Why each type has devices left; better plans that turn up on the way are kept."""
+        problem = self.problem
+        for _ in range(_ROUNDS_OF_GROWTH):
+            assert best.pipelines is not None
+            reasons = {}
+            grown = False
+            templates = _templates_of(problem, best.pipelines)
+            for k, kind in enumerate(problem.kinds):
+                if kind.device_type not in self._unused_types(best.pipelines):
+                    continue
+                tried = heuristic.with_one_more(problem, templates, k)
+                best.num_simulated += tried.num_simulated
+                if not proved and tried.pipelines and best.offer(tried.pipelines, tried.time_s):
+                    grown = True
+                    break
+                reasons[kind.device_type] = _why_unused(best.time_s, tried.time_s)
+            if not grown:
+                return reasons
+        return reasons
+
+    # --- The answer ----------------------------------------------------------------------------
+
+    def _infeasible(self) -> InfeasibleError:
+        usable = [kind.device_type for kind in self.problem.kinds for _ in range(kind.num_devices)]
+        if not usable:
+            # No stage fits any device: say what the least one lacks.
+            usable = [
+                d.type
+                for d in self.cluster.devices.values()
+                if any(self.model.tables.has(d.type, 1, b) for b in self.sizes)
+            ]
+        return infeasible(
+            self.model,
+            device_types=usable,
+            micro_batch_sizes=self.sizes,
+            all_micro_batch_sizes=self.profile.micro_batch_sizes,
+            global_batch_size=self.options.global_batch_size,
+        )
+
+    def _report(
+        self,
+        best: Best,
+        bound_s: float,
+        unused_reasons: dict[str, str],
+        rivals: tuple[Rival, ...],
+    ) -> SearchReport:
+        assert best.pipelines is not None
+        position = {device: i for i, device in enumerate(self.cluster.devices)}
+        pipelines = sorted(best.pipelines, key=lambda p: position[p.stages[0].devices[0].id])
+        used = {d.id for p in pipelines for s in p.stages for d in s.devices}
+        reasons = self.unusable | unused_reasons
+        plan = Plan(
+            schema_version=1,
+            model=self.profile.model.name,
+            seq_len=self.profile.seq_len,
+            dtype=self.profile.dtype,
+            global_batch_size=self.options.global_batch_size,
+            pipelines=to_plan_pipelines(pipelines),
+            unused_devices=tuple(
+                UnusedDevice(device=device.id, reason=reasons[device.type])
+                for device in self.cluster.devices.values()
+                if device.id not in used
+            ),
+            provenance=Provenance(
+                digests={"cluster": self.cluster.digest(), "profile": self.profile.digest()},
+                options={k: v for k, v in asdict(self.options).items() if v is not None},
+                version=eth_cli.__version__,
+            ),
+        )
+        simulation = simulate_with(self.model, plan)
+        # The search and the plan must agree, and nothing that the solver said is taken on trust.
+        assert math.isclose(simulation.step_time_s, best.time_s, rel_tol=1e-9)
+        assert not simulation.excesses, str(simulation.excesses[0])
+        bound_s = min(bound_s, simulation.step_time_s)
+        gap = simulation.step_time_s / bound_s - 1
+        status = "optimal" if gap <= _PROVED_GAP else "feasible"
+        wall_s = self.clock() - self.started_s
+        plan = plan.model_copy(
+            update={
+                "predicted": simulation.prediction(),
+                "solver": SolverInfo(
+                    status="optimal" if status == "optimal" else "feasible",
+                    bound_s=bound_s,
+                    gap=gap,
+                    wall_s=float(math.ceil(wall_s)),
+                    pruned=dict(sorted(best.pruned.items())),
+                ),
+            }
+        )
+        return SearchReport(
+            plan=plan,
+            simulation=simulation,
+            status=status,
+            bound_s=bound_s,
+            gap=gap,
+            pruned=dict(sorted(best.pruned.items())),
+            num_simulated=best.num_simulated,
+            rivals=rivals,
+            wall_s=wall_s,
+        )
+
+
+_PROVED_GAP = 1e-9
+"""A smaller gap is rounding: the plan is optimal."""
+_FAMILY_OPERATIONS = 4e8
+"""Elements of the family programme's tables, over all micro-batch numbers, that are worth it."""
+_GRID = 48
+"""Numbers of micro-batches, per micro-batch size, that families are computed for."""
+_EXHAUSTIVE_COUNTS = 4096
+"""Largest number of count vectors with which the exhaustive search is tried."""
+_ROUNDS_OF_GROWTH = 16
+"""Most devices that are added to a plan one by one after the search."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FamilySet:
+    """Families that a search works with; complete: every pipeline belongs to the first of them."""
+
+    parts: tuple[Families, ...]
+    is_complete: bool
+
+
+def _num_operations(problem: Problem, kinds: Sequence[int], max_stages: int) -> float:
+    """Elements of the family programme's tables over all of its runs."""
+    counts = [problem.counts[k] for k in kinds]
+    runs = sum(min(_GRID, problem.global_batch_size // b) for b in problem.micro_batch_sizes)
+    cells = float((problem.num_blocks + 1) ** 2)
+    return num_vectors(counts, max_stages) * len(kinds) * cells * runs
+
+
+def _longest_within(problem: Problem, kinds: Sequence[int]) -> int:
+    """Most stages with which the families of some kinds are still few enough."""
+    longest = 1
+    share = _FAMILY_OPERATIONS / (len(problem.kinds) + 1)
+    while longest < problem.max_stages and _num_operations(problem, kinds, longest + 1) <= share:
+        longest += 1
+    return longest
+
+
+def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:
+    index = {kind.device_type: k for k, kind in enumerate(problem.kinds)}
+    return [
+        Template(
+            pipeline.micro_batch_size,
+            tuple(
+                TemplateStage(
+                    index[s.devices[0].type], s.start, s.stop, len(s.devices), s.recompute
+                )
+                for s in pipeline.stages
+            ),
+        )
+        for pipeline in pipelines
+    ]
+
+
+def _used_by_type(pipelines: Sequence[PlacedPipeline]) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            device_type = stage.devices[0].type
+            used[device_type] = used.get(device_type, 0) + len(stage.devices)
+    return used
+
+
+def _why_unused(step_time_s: float, with_it_s: float) -> str:
+    if with_it_s == float("inf"):
+        return "fits no pipeline: with it as a stage more, no cut of any pipeline fits in memory"
+    return (
+        f"would not speed up the plan: {format_seconds(with_it_s)} a step with it in the best "
+        f"place found, {format_seconds(step_time_s)} without"
+    )
+
+
+def _micro_batch_sizes(
+    profile: Profile, cluster: Cluster, options: SearchOptions
+) -> tuple[int, ...]:
+    """The micro-batch sizes to use. Raises ConfigError with both numbers where none can be."""
+    total, asked = options.global_batch_size, options.micro_batch_size
+    if total < 1:
+        raise ConfigError.single("--global-batch-size", "", f"{total} must be 1 or more")
+    if asked is not None:
+        if asked < 1:
+            raise ConfigError.single("--micro-batch-size", "", f"{asked} must be 1 or more")
+        if asked > total:
+            raise ConfigError.single(
+                "--micro-batch-size",
+                "",
+                f"{asked} samples are more than the global batch of {total}; use at most {total}",
+            )
+        if total % asked:
+            raise ConfigError.single(
+                "--global-batch-size",
+                "",
+                f"{total} samples do not divide into micro-batches of {asked}; use "
+                f"{total - total % asked} or {total - total % asked + asked} samples, or another "
+                "micro-batch size",
+            )
+    types = sorted({d.type for d in cluster.devices.values()})
+    known = [t for t in types if t in profile.device_types]
+    if not known:
+        raise ConfigError.single(
+            "profile",
+            "compute",
+            f"has {', '.join(profile.device_types)}, but the cluster {cluster.name} has "
+            f"{', '.join(types)}; profile those types",
+        )
+    kinds = set(profile.model.kinds)
+    sizes = tuple(
+        b
+        for b in profile.micro_batch_sizes
+        if any(
+            all(
+                profile.lookup(t, kind, tensor_parallel=1, micro_batch_size=b) is not None
+                for kind in kinds
+            )
+            for t in known
+        )
+    )
+    listed = ", ".join(map(str, sizes)) or "none"
+    if asked is not None:
+        if asked not in sizes:
+            raise ConfigError.single(
+                "--micro-batch-size",
+                "",
+                f"{asked} is not in the profile, which has every block of {', '.join(known)} at "
+                f"micro-batch size {listed}; use one of those or profile {asked}",
+            )
+        return (asked,)
+    usable = tuple(b for b in sizes if b <= total)
+    if not usable:
+        raise ConfigError.single(
+            "--global-batch-size",
+            "",
+            f"{total} samples are fewer than one micro-batch; the profile has micro-batch sizes "
+            f"{listed}",
+        )
+    if not _can_sum_to(total, usable):
+        raise ConfigError.single(
+            "--global-batch-size",
+            "",
+            f"{total} samples are no sum of micro-batches of {listed} samples, which the profile "
+            "has; use another batch or profile another size",
+        )
+    return usable
+
+
+def _can_sum_to(total: int, sizes: Sequence[int]) -> bool:
+    if any(total % b == 0 for b in sizes):
+        return True
+    # Bit i: whether i samples are a sum. One shift doubles the number of micro-batches.
+    reach, mask = 1, (1 << (total + 1)) - 1
+    for b in sizes:
+        shift = b
+        while shift <= total:
+            reach = (reach | reach << shift) & mask
+            shift *= 2
+    return bool(reach >> total & 1)
+
+
+def _unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
+    """Types of the cluster that no plan can use, and why."""
+    reasons = {}
+    profile = model.profile
+    for name in sorted({d.type for d in model.cluster.devices.values()}):
+        tables = [model.tables.table(name, 1, b) for b in sizes if model.tables.has(name, 1, b)]
+        if not tables:
+            what = "no entry" if name not in profile.device_types else "not every block"
+            reasons[name] = (
+                f"the profile has {what} for {name} at micro-batch size "
+                f"{', '.join(map(str, sizes))}"
+            )
+            continue
+        least, block = min(
+            (
+                stage_memory(
+                    profile, table, start=block, stop=block + 1, num_in_flight=1
+                ).total_bytes,
+                block,
+            )
+            for table in tables
+            for block in range(profile.model.num_blocks)
+        )
+        capacity = model.cluster.device_types[name].memory_bytes
+        if least > capacity:
+            reasons[name] = (
+                f"its memory is too small for any stage: block {block} alone needs "
+                f"{format_bytes(least)}, {name} has {format_bytes(capacity)}"
+            )
+    return reasons

@@ -1,0 +1,132 @@
+"""Shares of the batch for pipelines that are fixed: the split that ends soonest, exactly.
+
+The time of a pipeline rises with its micro-batches, so within a time T each can do m_i(T) of them;
+T is enough when they sum to the batch and the surplus can be taken back in whole micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Worker(NamedTuple):
+    """One pipeline, as far as shares go."""
+
+    micro_batch_size: int
+    max_micro_batches: int
+    """Most that its memory allows."""
+    time_s: Callable[[int], float]
+    """Time of so many micro-batches, not falling [s]."""
+
+
+def level(workers: Sequence[Worker], global_batch_size: int) -> list[int] | None:
+    """Micro-batches of each worker, at least one, with the least largest time; None: no split."""
+    if sum(w.micro_batch_size * w.max_micro_batches for w in workers) < global_batch_size:
+        return None
+    low, high = 0.0, max(w.time_s(w.max_micro_batches) for w in workers)
+    best = _split(workers, high, global_batch_size)
+    if best is None:
+        return None
+    # Bisection down to one float step or to a time at which nothing changes.
+    for _ in range(60):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        split = _split(workers, middle, global_batch_size)
+        if split is None:
+            low = middle
+        else:
+            best = split
+            high = max(w.time_s(m) for w, m in zip(workers, split, strict=True))
+    return best
+
+
+def _split(workers: Sequence[Worker], time_s: float, total: int) -> list[int] | None:
+    most = [_most_within(worker, time_s) for worker in workers]
+    if 0 in most:
+        return None
+    surplus = sum(w.micro_batch_size * m for w, m in zip(workers, most, strict=True)) - total
+    if surplus < 0:
+        return None
+    # Take the surplus back where it shortens the longest: large micro-batches first.
+    order = sorted(range(len(workers)), key=lambda i: (-workers[i].micro_batch_size, -most[i]))
+    given = _take_back([(workers[i].micro_batch_size, most[i] - 1) for i in order], surplus)
+    if given is None:
+        return None
+    for i, number in zip(order, given, strict=True):
+        most[i] -= number
+    return most
+
+
+def _most_within(worker: Worker, time_s: float) -> int:
+    low, high = 0, worker.max_micro_batches
+    while low < high:
+        middle = (low + high + 1) // 2
+        if worker.time_s(middle) <= time_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _take_back(items: Sequence[tuple[int, int]], surplus: int) -> list[int] | None:
+    """How many of each (size, most) sum to the surplus; None: no way. Exact."""
+    sizes = sorted({size for size, _ in items})
+    if len(sizes) == 1:
+        return _greedy(items, surplus)
+    quick = _greedy(items, surplus)
+    if quick is not None:
+        return quick
+    # Reachable sums by size class, then back from the surplus.
+    room = {size: sum(most for s, most in items if s == size) for size in sizes}
+    reach = [{0}]
+    for size in sizes:
+        reach.append(
+            {
+                base + size * n
+                for base in reach[-1]
+                for n in range(min(room[size], (surplus - base) // size) + 1)
+            }
+        )
+    if surplus not in reach[-1]:
+        return None
+    left = surplus
+    take: dict[int, int] = {}
+    for i in range(len(sizes) - 1, -1, -1):
+        size = sizes[i]
+        take[size] = next(n for n in range(room[size] + 1) if left - size * n in reach[i])
+        left -= size * take[size]
+    return [number for number, _ in _spread(items, take)]
+
+
+def _greedy(items: Sequence[tuple[int, int]], surplus: int) -> list[int] | None:
+    given = []
+    for size, most in items:
+        number = min(most, surplus // size)
+        given.append(number)
+        surplus -= number * size
+    return given if surplus == 0 else None
+
+
+def _spread(items: Sequence[tuple[int, int]], take: dict[int, int]) -> Iterator[tuple[int, int]]:
+    for size, most in items:
+        number = min(most, take[size])
+        take[size] -= number
+        yield number, size
+
+
+def splits(sizes: Sequence[int], most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """Every split of a total: 1 <= m_i <= most_i with sum of sizes_i m_i = total."""
+    if not sizes:
+        if total == 0:
+            yield ()
+        return
+    rest_most = sum(s * m for s, m in zip(sizes[1:], most[1:], strict=True))
+    rest_least = sum(sizes[1:])
+    size = sizes[0]
+    low = max(1, -((rest_most - total) // size))
+    high = min(most[0], (total - rest_least) // size)
+    for number in range(low, high + 1):
+        for others in splits(sizes[1:], most[1:], total - size * number):
+            yield number, *others
