@@ -9,6 +9,7 @@ the same tokens one place further its labels. Which window is used when is decid
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -185,7 +186,8 @@ def _fill_cache(cached: Path, files: Sequence[Path]) -> None:
             "folder that can",
         ) from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be made it cannot be removed
+            aside.unlink(missing_ok=True)
 
 
 def _checked_chunks(file: Path) -> Iterator[bytes]:

@@ -78,25 +78,25 @@ class Worker:
             "nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=options.start_timeout_s),
         )
-        try:
-            self._say("agree on the plan", waits=True)
-            agree_on_plan(plan, device=device)
-            trainer = self._trainer = Trainer(
-                plan,
-                spec,
-                rank=self._rank,
-                options=options,
-                folder=self._folder,
-                source=source,
-                device=device,
-                status=self._status,
-            )
-            signal.signal(signal.SIGTERM, lambda *_: trainer.request_stop())
-            stopped = trainer.train()
-            trainer.journal.enter("stopped" if stopped else "done")
-            trainer.journal.begin("end")
-        finally:
-            dist.destroy_process_group()
+        # After a failure the groups are left to the end of the process: closing them would wait for
+        # ranks that wait for this one.
+        self._say("agree on the plan", waits=True)
+        agree_on_plan(plan, device=device)
+        trainer = self._trainer = Trainer(
+            plan,
+            spec,
+            rank=self._rank,
+            options=options,
+            folder=self._folder,
+            source=source,
+            device=device,
+            status=self._status,
+        )
+        signal.signal(signal.SIGTERM, lambda *_: trainer.request_stop())
+        stopped = trainer.train()
+        dist.destroy_process_group()
+        trainer.journal.enter("stopped" if stopped else "done")
+        trainer.journal.begin("end")
 
     def where(self) -> str:
         """Which rank this is, where it stands in the plan, and what it does."""
