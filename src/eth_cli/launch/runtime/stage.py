@@ -8,7 +8,7 @@ size, S sequence length, H hidden size, V vocabulary size, M micro-batches of th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,15 @@ class StageModule(nn.Module):
 
 
 class _ObservedStage(PipelineStage):
-    """A stage that tells its `PipelineRunner` what it executes."""
+    """A stage that tells its `PipelineRunner` what it executes, and keeps few buffers.
+
+    torch keeps a receive buffer for every micro-batch; here one lives from its receive to the end
+    of its micro-batch's backward, so that memory grows with micro-batches in flight only.
+    """
 
     runner: PipelineRunner
+    boundary_shape: tuple[int, int, int]
+    """(B, S, H)"""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.runner.compute_begins(Op.FORWARD, fwd_chunk_id)
@@ -102,6 +108,8 @@ class _ObservedStage(PipelineStage):
         self.runner.compute_begins(Op.BACKWARD, bwd_chunk_id)
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         self.runner.compute_ends(Op.BACKWARD, bwd_chunk_id)
+        for info in self._received(bwd_chunk_id):
+            info.buffer = None
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         self.runner.executes(Op.SEND_FORWARD, fwd_chunk_id)
@@ -109,6 +117,7 @@ class _ObservedStage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
         self.runner.executes(Op.RECV_FORWARD, fwd_chunk_id)
+        self._provide(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
@@ -117,7 +126,16 @@ class _ObservedStage(PipelineStage):
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
         self.runner.executes(Op.RECV_BACKWARD, bwd_chunk_id)
+        self._provide(self.grad_recv_info[bwd_chunk_id])
         return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _received(self, micro_batch: int) -> Iterator[Any]:
+        infos = (*self.args_recv_info[micro_batch], *self.grad_recv_info[micro_batch])
+        return (info for info in infos if not info.is_root_arg)
+
+    def _provide(self, infos: Iterable[Any]) -> None:
+        for info in infos:
+            info.buffer = torch.empty(self.boundary_shape, device=self.device)
 
 
 class PipelineRunner:
@@ -175,6 +193,7 @@ class PipelineRunner:
             group=groups.pipeline,
         )
         stage.runner = self
+        stage.boundary_shape = (pipeline.micro_batch_size, plan.seq_len, spec.hidden_size)
         self._schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call] # torch's has no types
             [stage], pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
         )
