@@ -66,7 +66,7 @@ def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster, *, title: 
             str(figures.stage),
             join_devices(stage.devices),
             cluster.devices[stage.devices[0]].type,
-            f"{start}-{stop - 1}" if stop - start > 1 else str(start),
+            f"[{start}, {stop})",
             format_seconds(figures.forward_s),
             format_seconds(figures.backward_s),
             f"{100 * figures.busy_share:.0f} %",
