@@ -7,7 +7,8 @@ seconds since the Unix epoch, simulated ones seconds since the start of the step
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
@@ -88,10 +89,34 @@ def from_json(line: str) -> Event:
     event_type = _TYPES[data.pop("kind")]
     if isinstance(data.get("blocks"), list):
         data["blocks"] = tuple(data["blocks"])
+    for name, value in data.items():
+        if name in _CHECKS and not _CHECKS[name](value):
+            raise ValueError(f"{name} cannot be {value!r}")
     try:
         return event_type(**data)
     except TypeError as error:
         raise ValueError(f"not an event: {error}") from None
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)  # type: ignore[arg-type] # it is a number
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_whole, value))
+
+
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("rank", "step", "pipeline", "stage", "micro_batch"), _is_whole),
+    **dict.fromkeys(("start_s", "stop_s", "time_s"), _is_number),
+    "name": lambda value: isinstance(value, str),
+    "blocks": _is_range,
+}
+"""What a field of an event may hold. A scalar's value may be anything that JSON calls a number."""
 
 
 def write_events(path: str | Path, events: Iterable[Event]) -> None:
@@ -104,13 +129,28 @@ def read_events(path: str | Path) -> Iterator[Event]:
     """Events of a file. A last line cut short by a crash is left out.
 
     Raises:
-        ConfigError: a line other than the last is not an event.
+        ConfigError: the file cannot be read, or a line other than the last is not an event.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    for i, line in enumerate(lines):
-        try:
-            yield from_json(line)
-        except ValueError as error:
-            if i == len(lines) - 1:
-                return
-            raise ConfigError.single(str(path), f"line {i + 1}", str(error)) from None
+    try:
+        with open(path, encoding="utf-8") as file:
+            last = ""
+            for i, line in enumerate(file):
+                if last:
+                    yield _event_of_line(last, path, i)
+                last = line
+    except OSError as error:
+        raise ConfigError.single(str(path), "", f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError.single(str(path), "", "is not UTF-8 text") from None
+    try:
+        event = from_json(last)
+    except ValueError:
+        return
+    yield event
+
+
+def _event_of_line(line: str, path: str | Path, number: int) -> Event:
+    try:
+        return from_json(line)
+    except ValueError as error:
+        raise ConfigError.single(str(path), f"line {number}", str(error)) from None
