@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eth_cli import serde
+from eth_cli.errors import ConfigError
+
 _WINDOW = 20
 """Steps that the present speed is the median of."""
 
@@ -68,6 +71,23 @@ class MetricsTail:
         if new:
             self._last_step = new[-1].step
         return new
+
+
+def read_metrics(path: Path) -> tuple[StepRecord, ...]:
+    """The steps of a metrics file, ascending. A last line cut short by a crash is left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line other than the last is damaged.
+    """
+    lines = serde.read_text(path).splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = parse_step(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise ConfigError.single(str(path), f"line {number}", "is not the record of a step")
+    return tuple(records)
 
 
 def parse_step(line: bytes | str) -> StepRecord | None:
