@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("models", "profile.analytic", "profile.roofline", "profile.activations", "trace"),
     ("search", "profile", "launch"),
-    ("report", "render"),
+    ("report", "comparison", "render"),
     ("commands", "cli"),
     ("__main__",),
 )

@@ -1,0 +1,125 @@
+"""A run's report and a comparison of two as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from eth_cli.comparison import Comparison
+from eth_cli.render.plan import TERM_WORDS
+from eth_cli.render.tables import join_devices, new_table
+from eth_cli.report import Report
+from eth_cli.units import format_seconds
+
+NOTHING = "-"
+
+
+def report_view(report: Report) -> Iterator[RenderableType]:
+    """The step time term by term, then stage by stage."""
+    yield _term_table(report)
+    yield _stage_table(report)
+    if report.first_loss is not None and report.last_loss is not None:
+        yield Text(f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}")
+    for note in report.notes:
+        yield Text(f"note: {note}", style="yellow")
+
+
+def comparison_view(comparison: Comparison) -> Iterator[RenderableType]:
+    """Both runs' speeds, then the speed-up in one line."""
+    run, baseline = comparison.run, comparison.baseline
+    table = new_table(
+        f"{run.model}: {run.run_dir.name} against {baseline.run_dir.name}",
+        left=("run",),
+        right=("predicted step", "measured step", "error", "tokens/s", "first loss", "last loss"),
+    )
+    for report in (baseline, run):
+        table.add_row(
+            report.run_dir.name,
+            _seconds(report.predicted_step_time_s),
+            format_seconds(report.measured_step_time_s),
+            _error(report.predicted_step_time_s, report.measured_step_time_s),
+            f"{report.measured_tokens_per_s:,.0f}",
+            _loss(report.first_loss),
+            _loss(report.last_loss),
+        )
+    yield table
+    predicted = comparison.predicted_speed_up
+    yield Text(
+        f"{run.run_dir.name} is {comparison.measured_speed_up:.2f} x as fast as "
+        f"{baseline.run_dir.name}, measured"
+        + (f" ({predicted:.2f} x predicted)" if predicted is not None else "")
+        + f"; loss {_loss(run.first_loss)} -> {_loss(run.last_loss)}",
+        style="bold",
+    )
+
+
+def _term_table(report: Report) -> Table:
+    table = new_table(
+        f"{report.model}, step time, median of {report.num_steps} steps"
+        + (f", prediction {report.source}" if report.source else ""),
+        left=("part",),
+        right=("predicted", "measured", "error"),
+    )
+    for term in report.terms:
+        # An error in percent of next to nothing says nothing.
+        small = max(term.predicted_s or 0.0, term.measured_s) < 0.02 * report.measured_step_time_s
+        table.add_row(
+            TERM_WORDS.get(term.name, "everything else"),
+            _seconds(term.predicted_s),
+            format_seconds(term.measured_s),
+            NOTHING if small else _error(term.predicted_s, term.measured_s),
+        )
+    table.add_section()
+    table.add_row(
+        "step",
+        _seconds(report.predicted_step_time_s),
+        f"{format_seconds(report.measured_step_time_s)}",
+        _error(report.predicted_step_time_s, report.measured_step_time_s),
+    )
+    return table
+
+
+def _stage_table(report: Report) -> Table:
+    table = new_table(
+        "stages: one micro-batch, predicted / measured",
+        left=("pipeline", "stage", "device"),
+        right=("blocks", "forward", "backward", "busy"),
+    )
+    previous = 0
+    for stage in report.stages:
+        if stage.pipeline != previous:
+            table.add_section()
+        previous = stage.pipeline
+        start, stop = stage.blocks
+        table.add_row(
+            str(stage.pipeline),
+            str(stage.stage),
+            join_devices(stage.devices),
+            f"[{start}, {stop})",
+            f"{_seconds(stage.predicted_forward_s)} / {format_seconds(stage.measured_forward_s)}",
+            f"{_seconds(stage.predicted_backward_s)} / {format_seconds(stage.measured_backward_s)}",
+            f"{_percent(stage.predicted_busy_share)} / {_percent(stage.measured_busy_share)}",
+        )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return NOTHING if value is None else format_seconds(value)
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.0f} %"
+
+
+def _loss(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4f}"
+
+
+def _error(predicted: float | None, measured: float) -> str:
+    """Predicted over measured, less one."""
+    if predicted is None or measured <= 0:
+        return NOTHING
+    return f"{100 * (predicted / measured - 1):+.1f} %"
