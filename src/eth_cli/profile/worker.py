@@ -51,6 +51,8 @@ def _measure(
             with open(folder.progress, "a", encoding="utf-8") as file:
                 file.write(what + "\n")
 
+    # The first collective makes the communicator and its buffers, which every process has.
+    dist.barrier()
     own_bytes = process_bytes(device)
     blocks: list[BlockMeasurement] = []
     optimizer_s = None
@@ -76,8 +78,8 @@ def _measure(
         if computes:
             optimizer_s = measure_optimizer(request.spec, device=device)
         done("optimizer")
-    table = None
     dist.barrier()
+    table = None
     if world_size > 1 and rank < 2:
         table = measure_link(
             peer=1 - rank,
