@@ -15,18 +15,26 @@ is not proved.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eth_cli.search.assign import Column, best_capacity, columns
 from eth_cli.search.capacity import Families
 from eth_cli.search.place import Share, placements
 from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.shares import splits
+from eth_cli.search.syncbound import SyncBound
 from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+from eth_cli.search.timeline import run_pipeline
 
 ROUNDING = 1e-12
 """Relative: candidates whose bound is within rounding of the best known are not tried."""
+
+
+_UNITS_OF_A_SIMULATION = 30
+"""Cost of simulating a plan, in units of looking at one stage of a template."""
 
 
 class BudgetExhaustedError(Exception):
@@ -60,6 +68,16 @@ class Best:
         return self.time_s * (1 - ROUNDING)
 
 
+class _Load(NamedTuple):
+    """One stage of a template as its time bound sees it: ``before_s + m work_s`` at least."""
+
+    before_s: float
+    """Forward and backward of the stages in front, transfers included."""
+    work_s: float
+    update_s: float
+    """Its optimizer update."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidate:
     """A template that may take part in a plan of several pipelines."""
@@ -84,7 +102,7 @@ class Exhaustive:
         self.families = families
         self.best = best
         self.budget = budget
-        self._floors_s = problem.sync_floors_s
+        self._sync = SyncBound(problem)
         self._others: dict[Counts, int] = {}
 
     def run(self) -> bool:
@@ -112,10 +130,10 @@ class Exhaustive:
         others = best_capacity(cols, problem.counts)
         found: list[_Candidate] = []
         for b in problem.micro_batch_sizes:
-            for stages in _Builder(self, b, others).run():
+            for stages, loads in _Builder(self, b, others).run():
                 template = Template(b, stages)
                 self._try_single(template)
-                candidate = self._candidate(template, others)
+                candidate = self._candidate(template, loads, others)
                 if candidate is not None:
                     found.append(candidate)
         return found
@@ -124,31 +142,36 @@ class Exhaustive:
         micro_batches, rest = divmod(self.problem.global_batch_size, template.micro_batch_size)
         if rest or micro_batches > self.problem.max_micro_batches(template):
             return
-        least_s = self.problem.time_s(template, micro_batches)
+        least_s = self._time_s(template, micro_batches)
         if least_s + self.problem.optimizer_s(template) >= self.best.limit_s:
             self.best.prune("bound")
             return
         self._try([Share(template, micro_batches)])
 
-    def _candidate(self, template: Template, others: dict[Counts, int]) -> _Candidate | None:
+    def _candidate(
+        self, template: Template, loads: Sequence[_Load], others: dict[Counts, int]
+    ) -> _Candidate | None:
         problem = self.problem
         counts = template.counts(len(problem.kinds))
-        left = tuple(n - u for n, u in zip(problem.counts, counts, strict=True))
+        left = _minus(problem.counts, counts)
         optimizer_s = problem.optimizer_s(template)
         target_s = self.best.limit_s - problem.sync_floor_s - optimizer_s
-        low, high = 0, problem.max_micro_batches(template)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if problem.time_s(template, middle) < target_s:
-                low = middle
-            else:
-                high = middle - 1
-        if low == 0 or low * template.micro_batch_size + others[left] < problem.global_batch_size:
+        needed = -((others[left] - problem.global_batch_size) // template.micro_batch_size)
+        most = problem.max_micro_batches(template)
+        if math.isfinite(target_s):
+            most = min(most, *(int((target_s - load.before_s) / load.work_s) for load in loads))
+        while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
+            most -= 1
+        if most < max(needed, 1):
             self.best.prune("bound")
             return None
         return _Candidate(
-            template=template, counts=counts, max_micro_batches=low, optimizer_s=optimizer_s
+            template=template, counts=counts, max_micro_batches=most, optimizer_s=optimizer_s
         )
+
+    def _time_s(self, template: Template, micro_batches: int) -> float:
+        self._spend(len(template.stages) * micro_batches // 2)
+        return self.problem.time_s(template, micro_batches)
 
     def _useful(self, found: list[_Candidate]) -> list[_Candidate]:
         """Those that some set of the others completes to a whole batch, until nothing changes."""
@@ -203,50 +226,58 @@ class Exhaustive:
 
     def _share_out(self, chosen: Sequence[_Candidate]) -> None:
         problem = self.problem
-        fixed_s = self._floors_s[len(chosen)] + max(c.optimizer_s for c in chosen)
+        self._spend(5)
+        update_s = max(c.optimizer_s for c in chosen)
+        exposed_s = self._sync.exposed_s([c.template for c in chosen])
+        # The best may have improved since the candidates were made, and their sync is known now.
+        limits = [self.best.limit_s - update_s - exposed for exposed in exposed_s]
+        most = [self._most_within(c, limit) for c, limit in zip(chosen, limits, strict=True)]
         sizes = [c.template.micro_batch_size for c in chosen]
-        # The best may have improved since the candidates were made.
-        most = [
-            _fewer(problem, c.template, c.max_micro_batches, self.best.limit_s - fixed_s)
-            for c in chosen
-        ]
-        if 0 in most:
+        capacity = sum(b * m for b, m in zip(sizes, most, strict=True))
+        if 0 in most or capacity < problem.global_batch_size:
             self.best.prune("bound")
             return
         for split in splits(sizes, most, problem.global_batch_size):
-            self._spend()
-            pairs = zip(chosen, split, strict=True)
-            shares = [Share(c.template, m) for c, m in pairs]
+            self._spend(10)
+            shares = [Share(c.template, m) for c, m in zip(chosen, split, strict=True)]
             if any(
                 a.template == b.template and a.micro_batches < b.micro_batches
                 for a, b in itertools.pairwise(shares)
             ):
                 self.best.prune("symmetry")  # the same split in another order
-                continue
-            longest = max(problem.time_s(s.template, s.micro_batches) for s in shares)
-            if longest + fixed_s >= self.best.limit_s:
+            elif self._sync.end_s(shares) + update_s >= self.best.limit_s:
                 self.best.prune("bound")
-                continue
-            self._try(shares)
+            else:
+                self._try(shares)
+
+    def _most_within(self, candidate: _Candidate, limit_s: float) -> int:
+        """Most micro-batches of a candidate that end before a limit."""
+        most = candidate.max_micro_batches
+        while most and self.problem.time_s(candidate.template, most) >= limit_s:
+            most -= 1
+        return most
 
     # --- Level 3: placements -----------------------------------------------------------------
 
     def _try(self, shares: Sequence[Share]) -> None:
-        problem = self.problem
-        for pipelines in placements(shares, problem.kinds, problem.model.cluster):
-            self._spend()
-            self.best.offer(pipelines, problem.model.evaluate(pipelines).step_time_s)
+        problem, model = self.problem, self.problem.model
+        templates = [share.template for share in shares]
+        exposed_s = self._sync.exposed_s(templates) if len(shares) > 1 else [0.0]
+        update_s = max(problem.optimizer_s(t) for t in templates)
+
+        def keep(i: int, pipeline: PlacedPipeline) -> bool:
+            """Whether a pipeline on its devices still ends early enough for a better plan."""
+            self._spend(3)
+            end_s = run_pipeline(model.times(pipeline), pipeline.micro_batches).end_s
+            return end_s + exposed_s[i] + update_s < self.best.limit_s
+
+        for pipelines in placements(shares, problem.kinds, model.cluster, keep=keep):
+            self._spend(_UNITS_OF_A_SIMULATION)
+            self.best.offer(pipelines, model.evaluate(pipelines).step_time_s)
 
 
 def _minus(counts: Counts, used: Counts) -> Counts:
     return tuple(n - u for n, u in zip(counts, used, strict=True))
-
-
-def _fewer(problem: Problem, template: Template, most: int, limit_s: float) -> int:
-    """Most micro-batches that end before a limit, at most ``most``."""
-    while most and problem.time_s(template, most) >= limit_s:
-        most -= 1
-    return most
 
 
 def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
@@ -284,22 +315,22 @@ class _Builder:
             self.before.append(self.before[-1] + fastest)
         self.most = problem.global_batch_size // micro_batch_size
 
-    def run(self) -> Iterator[tuple[TemplateStage, ...]]:
+    def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
         """Stages of every such template, first stage first."""
         yield from self._extend([], [], self.problem.counts, self.problem.num_blocks, self.most)
 
     def _extend(
         self,
         stages: list[TemplateStage],
-        loads: list[tuple[float, float, float]],
+        loads: list[_Load],
         left: Counts,
         start: int,
         most: int,
-    ) -> Iterator[tuple[TemplateStage, ...]]:
+    ) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
         """Put a stage before the stages.
 
         Args:
-            loads: by stage, time before it (from the stages in front of it), work, update [s].
+            loads: of these stages.
             left: devices not used yet.
             start: the first block that is placed.
             most: micro-batches that memory permits.
@@ -317,21 +348,19 @@ class _Builder:
                     continue
                 self.search._spend()
                 work = self.work[k][first][start]
-                longer = [(before + work + hop, w, u) for before, w, u in loads]
-                longer.append((0.0, work, self.update[k][first][start]))
+                longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
+                longer.append(_Load(0.0, work, self.update[k][first][start]))
                 fits = min(most, room) if room < place else most
                 if not self._can_help(longer, rest, first, fits):
                     self.search.best.prune("bound")
                     continue
                 stage = TemplateStage(k, first, start)
                 if first == 0:
-                    yield (stage, *stages)
+                    yield (stage, *stages), longer
                 elif sum(rest):
                     yield from self._extend([stage, *stages], longer, rest, first, fits)
 
-    def _can_help(
-        self, loads: list[tuple[float, float, float]], left: Counts, first: int, most: int
-    ) -> bool:
+    def _can_help(self, loads: list[_Load], left: Counts, first: int, most: int) -> bool:
         """Whether a pipeline that ends so may be part of a better plan."""
         total = self.problem.global_batch_size
         update = max(u for _, _, u in loads)

@@ -7,10 +7,10 @@ that the model can tell apart, for small clusters. Both are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eth_cli.cluster import Cluster, Device
+from eth_cli.cluster import Cluster, Device, Link
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.templates import Kind, Template
 
@@ -33,18 +33,8 @@ class Free:
             if device.id not in excluded:
                 by_type = self.devices[index[device.node]]
                 by_type.setdefault(device.type, []).append(device)
-        # Node kinds: nodes of the same number are alike in devices and links.
-        overridden = {end for o in cluster.network.overrides for end in o.between}
-        kinds: dict[object, int] = {}
-        self.node_kind = [
-            kinds.setdefault(
-                name
-                if name in overridden
-                else tuple(sorted((t, len(d)) for t, d in self.devices[i].items())),
-                len(kinds),
-            )
-            for i, name in enumerate(self.nodes)
-        ]
+        self.node_kind = _node_kinds(cluster, self.devices)
+        """Nodes of the same number are alike in devices and links."""
 
     def count(self, node: int, device_type: str) -> int:
         """Free devices of a type in a node."""
@@ -56,6 +46,31 @@ class Free:
         taken = tuple(devices[:width])
         del devices[:width]
         return taken
+
+
+def _node_kinds(cluster: Cluster, devices: Sequence[Mapping[str, Sequence[Device]]]) -> list[int]:
+    """By node the first node that it can change places with: same devices, same links to all."""
+    links: dict[str, dict[str, Link]] = {node.name: {} for node in cluster.nodes}
+    for override in cluster.network.overrides:
+        first, last = override.between[0], override.between[-1]
+        links[first][last] = links[last][first] = override.link
+
+    def seen_from(node: str, other: str) -> dict[str, Link]:
+        return {"" if n == node else n: link for n, link in links[node].items() if n != other}
+
+    names = list(links)
+    candidates: dict[object, list[int]] = {}
+    kinds = []
+    for i, name in enumerate(names):
+        mine = tuple(sorted((t, len(d)) for t, d in devices[i].items()))
+        like = candidates.setdefault(mine, [])
+        twin = next(
+            (j for j in like if seen_from(name, names[j]) == seen_from(names[j], name)), None
+        )
+        if twin is None:
+            like.append(i)
+        kinds.append(i if twin is None else twin)
+    return kinds
 
 
 def place(
@@ -129,7 +144,11 @@ def _placed(share: Share, devices: Sequence[tuple[Device, ...]]) -> PlacedPipeli
 
 
 def placements(
-    shares: Sequence[Share], kinds: Sequence[Kind], cluster: Cluster
+    shares: Sequence[Share],
+    kinds: Sequence[Kind],
+    cluster: Cluster,
+    *,
+    keep: Callable[[int, PlacedPipeline], bool] = lambda _, __: True,
 ) -> Iterator[tuple[PlacedPipeline, ...]]:
     """Every placement up to renaming of what is alike: devices of a type in a node, nodes of the
     same devices and links, pipelines of the same template and share.
@@ -166,7 +185,9 @@ def placements(
                 group = free.take(node, device_type, width)
                 groups.append(group)
                 touched[node] += 1
-                yield from descend()
+                is_last = at + 1 == first_slot[i + 1]
+                if not is_last or keep(i, _placed(shares[i], groups[first_slot[i] :])):
+                    yield from descend()
                 touched[node] -= 1
                 groups.pop()
                 free.devices[node][device_type][:0] = group

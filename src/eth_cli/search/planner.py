@@ -33,6 +33,7 @@ from eth_cli.search.diagnose import infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
 from eth_cli.search.memory import stage_memory
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
+from eth_cli.search.refine import refine
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.templates import Kind, Problem, Template, TemplateStage
 from eth_cli.units import format_bytes, format_seconds
@@ -231,6 +232,7 @@ class _Search:
     def _hpp(self) -> SearchReport:
         best = Best()
         rivals = []
+        starts = []
         for strategy in (UNEVEN_LAYERS, EVEN):
             try:
                 grid = best_grid(self.problem, strategy)
@@ -238,6 +240,7 @@ class _Search:
                 rivals.append(Rival(name=strategy, step_time_s=None, note=error.binding))
                 continue
             best.offer(grid.pipelines, grid.step_time_s)
+            starts.append(grid.pipelines)
             rivals.append(
                 Rival(name=strategy, step_time_s=grid.step_time_s, note=grid.why_left_out)
             )
@@ -245,6 +248,7 @@ class _Search:
         bound_s = self._bound_s(families)
         for family in families.parts:
             heuristic.improve(self.problem, family, best, bound_s=bound_s)
+        self._refine(starts, best)
         proved = False
         if families.is_complete and best.limit_s > bound_s and self._may_exhaust():
             proved = Exhaustive(
@@ -256,6 +260,14 @@ class _Search:
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
         return self._report(best, bound_s, reasons, tuple(rivals))
+
+    def _refine(self, starts: list[tuple[PlacedPipeline, ...]], best: Best) -> None:
+        """Climb from the best plan, and from those that look worse but have fewer segments."""
+        if best.pipelines is not None:
+            starts.insert(0, best.pipelines)
+        budget = _REFINEMENTS
+        for pipelines in dict.fromkeys(starts):
+            budget = refine(self.model, pipelines, best, budget=budget)
 
     # --- Families and bounds -----------------------------------------------------------------
 
@@ -397,6 +409,8 @@ class _Search:
         )
 
 
+_REFINEMENTS = 400
+"""Simulations that are spent on small changes to good plans."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _FAMILY_OPERATIONS = 4e8

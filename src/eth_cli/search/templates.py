@@ -220,27 +220,24 @@ class Problem:
         return most
 
     @cached_property
-    def sync_floors_s(self) -> tuple[float, ...]:
-        """Gradient sync that no plan of n pipelines can hide, by n from 0 up [s].
+    def sync_floor_s(self) -> float:
+        """Gradient sync that no plan of two or more pipelines can hide [s].
 
         Every pipeline's first stage holds block 0, whose gradients are complete only when the
-        pipeline ends; its bucket has n owners. The bucket of a weight tied to block 0 comes after
-        it, over n to 2n owners. No ring is faster than over the fastest link for every hop.
+        pipeline ends; its bucket has n >= 2 owners. The bucket of a weight tied to block 0 comes
+        after it, over n to 2n. No ring is faster than over the fastest link for every hop.
         """
         profiled = self.model.profile.model
         tied_groups = sum(0 in group for group in profiled.tied_blocks)
         untied = profiled.parameters[0] - tied_groups * profiled.tied_parameters
         most = sum(self.counts)
-        first = [self._best_ring_s(untied, n) for n in range(most + 1)]
-        if not tied_groups:
-            return tuple(first)
-        tied = [self._best_ring_s(profiled.tied_parameters, n) for n in range(2 * most + 1)]
-        return tuple(first[n] + tied_groups * min(tied[n : 2 * n + 1]) for n in range(most + 1))
-
-    @property
-    def sync_floor_s(self) -> float:
-        """The least of them for two or more pipelines [s]."""
-        return min(self.sync_floors_s[2:], default=0.0)
+        first = [self._best_ring_s(untied, n) for n in range(2, most + 1)]
+        tied = [
+            self._best_ring_s(profiled.tied_parameters, n)
+            for n in range(2, 2 * most + 1)
+            if tied_groups
+        ]
+        return min(first, default=0.0) + tied_groups * min(tied, default=0.0)
 
     def _best_ring_s(self, num_parameters: int, num_owners: int) -> float:
         """An all-reduce over the fastest link between any two devices, as every hop [s]."""
