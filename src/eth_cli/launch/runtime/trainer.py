@@ -298,6 +298,7 @@ class Trainer:
         if self.pacer.num_missed:
             self.journal.scalar("missed_paces_count", self.pacer.num_missed)
             self.journal.scalar("worst_missed_pace_s", self.pacer.worst_miss_s)
+            self.journal.scalar("lost_pace_s", self.pacer.lost_s)
         self.journal.scalar("peak_memory_bytes", _peak_memory_bytes(self.device))
         self.journal.flush()
         for log in (self._metrics, self._samples):
