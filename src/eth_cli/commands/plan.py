@@ -149,7 +149,7 @@ def _show(
     as_json: bool,
     compare: bool,
 ) -> None:
-    from eth_cli.render.plan import comparison_table, plan_view
+    from eth_cli.render.plan import comparison_table, plan_view, search_view
 
     if as_json:
         data = {name: serde.to_data(plans[name]) if name in plans else None for name in answers}
@@ -162,4 +162,4 @@ def _show(
     if isinstance(answer, SearchReport):
         title = f"{answer.plan.model} on {cluster.name}, strategy {strategy}"
         print_result(*plan_view(answer.plan, answer.simulation, cluster, title=title))
-        print_result(f"searched for {answer.wall_s:.2f} s")
+        print_result(*search_view(answer))

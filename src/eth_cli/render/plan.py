@@ -11,7 +11,7 @@ from rich.text import Text
 from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan, SolverInfo, UnusedDevice
-from eth_cli.render.tables import join_devices, new_table, percent
+from eth_cli.render.tables import join_devices, new_table, percent, titled
 from eth_cli.search.planner import SearchReport
 from eth_cli.search.simulate import Simulation, StageFigures
 from eth_cli.units import format_bytes, format_seconds
@@ -29,21 +29,26 @@ TERM_WORDS = {
 def plan_view(
     plan: Plan, simulation: Simulation, cluster: Cluster, *, title: str
 ) -> Iterator[RenderableType]:
-    """The plan's stages, its step time and what limits it, and how good it is."""
-    yield stage_table(plan, simulation, cluster, title=title)
+    """A plan's stages, its step time and what limits it."""
+    yield titled(title, stage_table(plan, simulation, cluster))
     yield step_line(plan, simulation)
     yield _limit_line(plan, simulation)
+
+
+def search_view(report: SearchReport) -> Iterator[RenderableType]:
+    """How good a found plan is, and what it leaves out."""
+    plan = report.plan
     if plan.solver is not None:
         yield from _solver_lines(plan.solver)
     yield from _unused_lines(plan.unused_devices)
+    yield Text(f"searched for {report.wall_s:.2f} s")
 
 
-def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster, *, title: str) -> Table:
+def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster) -> Table:
     """One row a stage."""
     table = new_table(
-        title,
         left=("pipeline", "share", "stage", "device", "type"),
-        right=("blocks", "forward", "backward", "busy", "memory", "of"),
+        right=("blocks", "forward", "backward", "busy", "memory"),
         last=("",),
     )
     limiting = _limiting_stage(simulation)
@@ -55,7 +60,7 @@ def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster, *, title: 
         start, stop = stage.blocks
         needed, capacity = figures.memory.total_bytes, figures.capacity_bytes
         notes = [
-            *(["limits the step"] if figures is limiting else []),
+            *(["limit"] if figures is limiting else []),
             *(["recomputes"] if stage.recompute else []),
             *(["DOES NOT FIT"] if needed > capacity else []),
         ]
@@ -70,8 +75,7 @@ def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster, *, title: 
             format_seconds(figures.forward_s),
             format_seconds(figures.backward_s),
             f"{100 * figures.busy_share:.0f} %",
-            percent(needed, capacity),
-            format_bytes(capacity),
+            f"{percent(needed, capacity)} of {format_bytes(capacity)}",
             ", ".join(notes),
         )
     return table
@@ -131,7 +135,6 @@ def comparison_table(
 ) -> Table:
     """Strategies side by side, each with its speed-up over the baseline."""
     table = new_table(
-        "strategies",
         left=("strategy",),
         right=("step", "tokens/s", f"over {baseline}", "pipelines", "devices", "fullest"),
         last=("shares",),

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from eth_cli.profile.table import LinkEntry, Profile
-from eth_cli.render.tables import new_table
+from eth_cli.render.tables import new_table, titled
 from eth_cli.units import format_bytes, format_bytes_per_s, format_seconds
 
 
-def profile_tables(profile: Profile) -> Iterator[Table]:
+def profile_tables(profile: Profile) -> Iterator[RenderableType]:
     """The tables of a profile: blocks by device type, then links if it has any."""
     yield _compute_table(profile)
     if profile.links:
         yield _link_table(profile)
 
 
-def _compute_table(profile: Profile) -> Table:
+def _compute_table(profile: Profile) -> RenderableType:
     model = profile.model
     parameters = sum(model.parameters) - sum(
         (len(group) - 1) * model.tied_parameters for group in model.tied_blocks
     )
-    table = new_table(
+    title = (
         f"{model.name}: {model.num_blocks} blocks, {parameters / 1e6:,.2f} M parameters, "
-        f"{profile.seq_len} tokens a sample, {profile.dtype}",
+        f"{profile.seq_len} tokens a sample, {profile.dtype}"
+    )
+    table = new_table(
         left=("device", "block"),
         right=("width", "micro-batch", "forward", "backward", "activations", "recomputed"),
         last=("source",),
@@ -52,12 +54,11 @@ def _compute_table(profile: Profile) -> Table:
             "-" if recomputed is None else format_bytes(recomputed),
             entry.source,
         )
-    return table
+    return titled(title, table)
 
 
-def _link_table(profile: Profile) -> Table:
+def _link_table(profile: Profile) -> RenderableType:
     table = new_table(
-        "links, one direction",
         left=("scope", "from", "to"),
         right=("flows", "latency", "bandwidth"),
     )
@@ -70,7 +71,7 @@ def _link_table(profile: Profile) -> Table:
             format_seconds(latency_s),
             format_bytes_per_s(rate),
         )
-    return table
+    return titled("links, one direction", table)
 
 
 def _figures(link: LinkEntry) -> tuple[float, float]:

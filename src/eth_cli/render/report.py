@@ -10,7 +10,7 @@ from rich.text import Text
 
 from eth_cli.comparison import Comparison
 from eth_cli.render.plan import TERM_WORDS
-from eth_cli.render.tables import join_devices, new_table
+from eth_cli.render.tables import join_devices, new_table, titled
 from eth_cli.report import Report
 from eth_cli.units import format_seconds
 
@@ -19,8 +19,12 @@ NOTHING = "-"
 
 def report_view(report: Report) -> Iterator[RenderableType]:
     """The step time term by term, then stage by stage."""
-    yield _term_table(report)
-    yield _stage_table(report)
+    yield titled(
+        f"{report.model}, step time, median of {report.num_steps} steps"
+        + (f", prediction: {report.source}" if report.source else ""),
+        _term_table(report),
+    )
+    yield titled("stages, one micro-batch: predicted / measured", _stage_table(report))
     if report.first_loss is not None and report.last_loss is not None:
         yield Text(f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}")
     for note in report.notes:
@@ -31,7 +35,6 @@ def comparison_view(comparison: Comparison) -> Iterator[RenderableType]:
     """Both runs' speeds, then the speed-up in one line."""
     run, baseline = comparison.run, comparison.baseline
     table = new_table(
-        f"{run.model}: {run.run_dir.name} against {baseline.run_dir.name}",
         left=("run",),
         right=("predicted step", "measured step", "error", "tokens/s", "first loss", "last loss"),
     )
@@ -45,7 +48,8 @@ def comparison_view(comparison: Comparison) -> Iterator[RenderableType]:
             _loss(report.first_loss),
             _loss(report.last_loss),
         )
-    yield table
+    title = f"{run.model}: {run.run_dir.name} against {baseline.run_dir.name}"
+    yield titled(title, table)
     predicted = comparison.predicted_speed_up
     yield Text(
         f"{run.run_dir.name} is {comparison.measured_speed_up:.2f} x as fast as "
@@ -58,8 +62,6 @@ def comparison_view(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _term_table(report: Report) -> Table:
     table = new_table(
-        f"{report.model}, step time, median of {report.num_steps} steps"
-        + (f", prediction {report.source}" if report.source else ""),
         left=("part",),
         right=("predicted", "measured", "error"),
     )
@@ -84,7 +86,6 @@ def _term_table(report: Report) -> Table:
 
 def _stage_table(report: Report) -> Table:
     table = new_table(
-        "stages: one micro-batch, predicted / measured",
         left=("pipeline", "stage", "device"),
         right=("blocks", "forward", "backward", "busy"),
     )

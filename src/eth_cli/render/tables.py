@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 
-def new_table(
-    title: str, *, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()
-) -> Table:
+def titled(title: str, table: Table) -> Group:
+    """A table under its title. Rich's own titles are wrapped to the width of their table."""
+    return Group(Text(title, style="bold"), table)
+
+
+def new_table(*, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()) -> Table:
     """A table whose ``left`` and ``last`` columns are texts and ``right`` ones are numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False)
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
