@@ -315,9 +315,9 @@ MODEL_CASES = [
 ]
 DATA_CASES = [
     text("data", "empty", lambda t: "", "empty"),
-    text("data", "blank", lambda t: "\n \n", "128"),
+    text("data", "blank", lambda t: "\n \n", "129"),
     text("data", "not-utf8", lambda t: b"caf\xe9 " * 500, "UTF-8"),
-    text("data", "too-short", lambda t: "hello", "128"),
+    text("data", "too-short", lambda t: "hello", "129"),
 ]
 OPTION_CASES = [
     option("no-such-file", "--cluster none.yaml", "none.yaml", "no such file"),
