@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from builders import make_profile
-from eth_cli.search.planner import SearchOptions, search
 
 from eth_cli.cluster import read_cluster
 from eth_cli.profile.table import Profile
+from eth_cli.search.planner import SearchOptions, search
 
 SPECS = sorted((Path(__file__).resolve().parents[1] / "cluster_specs").glob("*.yaml"))
 
