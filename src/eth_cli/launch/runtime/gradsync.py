@@ -101,16 +101,19 @@ class GradientSync:
         self._journal.span("SYNC_WAIT", start)
 
     def norm_squared(self) -> torch.Tensor:
-        """Squared norm of the gradients that this rank counts, fp64 scalar.
-
-        Each parameter is counted once in the world: by its lowest owner.
-        """
+        """Squared norm of the gradients that this rank counts, fp64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=self.buckets[0].gradient.device)
-        for bucket in self.buckets:
-            if bucket.owners[0] == self._rank:
-                norm = torch.linalg.vector_norm(bucket.gradient, dtype=torch.float64)
-                total += norm.square()
+        for bucket in self._counted_buckets():
+            total += torch.linalg.vector_norm(bucket.gradient, dtype=torch.float64).square()
         return total
+
+    def counted_parameters(self) -> tuple[OwnedParameter, ...]:
+        """The parameters that this rank answers for; each is one rank's in the world."""
+        return tuple(p for bucket in self._counted_buckets() for p in bucket.parameters)
+
+    def _counted_buckets(self) -> list[Bucket]:
+        # Of equal copies, that of the lowest owner counts.
+        return [bucket for bucket in self.buckets if bucket.owners[0] == self._rank]
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""

@@ -27,10 +27,12 @@ class Groups:
     """Groups of two or more owners that hold the same blocks, by their ranks."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Bound every later wait, in the world group and in all of these."""
+        """Bound every later collective, in the world group and in all of these.
+
+        Transfers between stages keep the bound that their group was created with: gloo has no way
+        to change it.
+        """
         for group in (None, self.pipeline, *self.owners.values()):
-            # The only way that torch offers; a timeout per operation would miss the transfers
-            # that torch's pipeline runtime starts.
             dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from eth_cli.launch.config import RunFolder
 from eth_cli.plan import Plan
 
 
@@ -53,20 +54,44 @@ def sample_line(step: int, samples: Sequence[int]) -> str:
     return json.dumps({"step": step, "samples": list(samples)}, separators=(",", ":"))
 
 
-class LineLog:
-    """A file of JSON lines, appended to and flushed line by line."""
+class RunLogs:
+    """The logs of one rank: files of JSON lines, appended to and flushed line by line."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 # closed in close()
+    def __init__(self, *, metrics: Path | None, samples: Path | None) -> None:
+        """None for what this rank does not log."""
+        self._metrics = _append_to(metrics)
+        self._samples = _append_to(samples)
 
-    def write(self, line: str) -> None:
-        """Append a line; it can be read at once."""
-        self._file.write(line + "\n")
-        self._file.flush()
+    def write(self, metrics: StepMetrics, samples: Sequence[int]) -> None:
+        """Append a step; it can be read at once."""
+        if self._metrics is not None:
+            self._metrics.write(metrics.to_json() + "\n")
+            self._metrics.flush()
+        if self._samples is not None:
+            self._samples.write(sample_line(metrics.step, samples) + "\n")
+            self._samples.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        for file in (self._metrics, self._samples):
+            if file is not None:
+                file.close()
+
+
+def _append_to(path: Path | None) -> IO[str] | None:
+    return None if path is None else open(path, "a", encoding="utf-8")
+
+
+def continue_logs(folder: RunFolder, step: int) -> None:
+    """Make a run folder's logs, of all ranks, those of a run that has just done ``step``.
+
+    Lines of later steps, which a run that was killed left, would otherwise stand there twice.
+    """
+    for logs in (folder.events, folder.samples):
+        logs.mkdir(parents=True, exist_ok=True)
+        for path in logs.glob("rank-*.jsonl"):
+            keep_until(path, step)
+    keep_until(folder.metrics, step)
 
 
 def keep_until(path: Path, step: int) -> None:

@@ -25,13 +25,7 @@ from eth_cli.launch.runtime.data import BatchReader
 from eth_cli.launch.runtime.gradsync import GradientSync, tied_owners
 from eth_cli.launch.runtime.groups import create_groups
 from eth_cli.launch.runtime.journal import Journal
-from eth_cli.launch.runtime.metrics import (
-    LineLog,
-    StepMetrics,
-    keep_until,
-    reporting_rank,
-    sample_line,
-)
+from eth_cli.launch.runtime.metrics import RunLogs, StepMetrics, continue_logs, reporting_rank
 from eth_cli.launch.runtime.optim import Optimizer, learning_rate
 from eth_cli.launch.runtime.pacing import Pacer, stage_pace
 from eth_cli.launch.runtime.stage import PipelineRunner, StageModule
@@ -137,12 +131,10 @@ class Trainer:
         """Optimizer steps taken."""
         self._saved_step: int | None = None
         self._longest_step_s = 0.0
-        self._metrics: LineLog | None = None
-        self._samples: LineLog | None = None
         self._stop_requested = False
         if options.resume:
             self._resume()
-        self._open_logs(is_last=place.stage == len(stages) - 1)
+        self._logs = self._open_logs(is_last=place.stage == len(stages) - 1)
 
     def request_stop(self) -> None:
         """Stop all ranks after the step in progress; safe in a signal handler."""
@@ -186,7 +178,9 @@ class Trainer:
             step_time_s=time.time() - start_s,
             skipped=not agreed.is_finite,
         )
-        self._log(metrics, batch.samples)
+        self._logs.write(metrics, batch.samples)
+        self.journal.flush()
+        self._note_duration(metrics.step_time_s)
         self.step += 1
         if self.on_step is not None:
             self.on_step(metrics)
@@ -226,18 +220,12 @@ class Trainer:
         start_s = time.time()
         # A disk may be much slower than a step.
         self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
-        counted = [
-            owned
-            for bucket in self.sync.buckets
-            if bucket.owners[0] == self.rank
-            for owned in bucket.parameters
-        ]
         checkpoint.save(
             checkpoint.CheckpointInfo.of(
                 step=self.step, plan=self.plan, spec=self.spec, options=self.options
             ),
             folder=self.folder,
-            parameters=counted,
+            parameters=self.sync.counted_parameters(),
             optimizer=self.optimizer,
         )
         self._saved_step = self.step
@@ -269,30 +257,16 @@ class Trainer:
 
     # --- Logs and limits ----------------------------------------------------------------------
 
-    def _open_logs(self, *, is_last: bool) -> None:
-        folder = self.folder
+    def _open_logs(self, *, is_last: bool) -> RunLogs:
         if self.rank == 0:
-            # Lines of later steps, which a run that ended left, would stand there twice.
-            for logs in (folder.events, folder.samples):
-                logs.mkdir(parents=True, exist_ok=True)
-                for path in logs.glob("rank-*.jsonl"):
-                    keep_until(path, self.step)
-            keep_until(folder.metrics, self.step)
+            continue_logs(self.folder, self.step)
         dist.barrier()
-        if self.rank == reporting_rank(self.plan):
-            self._metrics = LineLog(folder.metrics)
-        if self.options.sample_log and is_last:
-            self._samples = LineLog(folder.samples_of(self.rank))
-
-    def _log(self, metrics: StepMetrics, samples: tuple[int, ...]) -> None:
-        if self._metrics is not None:
-            self._metrics.write(metrics.to_json())
-        if self._samples is not None:
-            self._samples.write(sample_line(metrics.step, samples))
-        self.journal.flush()
-        if metrics.step_time_s > self._longest_step_s:
-            self._longest_step_s = metrics.step_time_s
-            self._limit_waits()
+        reports = self.rank == reporting_rank(self.plan)
+        logs_samples = is_last and self.options.sample_log
+        return RunLogs(
+            metrics=self.folder.metrics if reports else None,
+            samples=self.folder.samples_of(self.rank) if logs_samples else None,
+        )
 
     def _close_logs(self) -> None:
         if self.pacer.num_missed:
@@ -301,9 +275,12 @@ class Trainer:
             self.journal.scalar("lost_pace_s", self.pacer.lost_s)
         self.journal.scalar("peak_memory_bytes", _peak_memory_bytes(self.device))
         self.journal.flush()
-        for log in (self._metrics, self._samples):
-            if log is not None:
-                log.close()
+        self._logs.close()
+
+    def _note_duration(self, step_time_s: float) -> None:
+        if step_time_s > self._longest_step_s:
+            self._longest_step_s = step_time_s
+            self._limit_waits()
 
     def _limit_waits(self) -> None:
         """From the first step on it is known how long a rank may have to wait for others."""
