@@ -242,6 +242,16 @@ def test_case_29_clip_norm_counts_each_parameter_once(run_plan: RunPlan) -> None
             assert norms == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("embedding_size", [12, 8])
+def test_head_without_norm(run_plan: RunPlan, embedding_size: int) -> None:
+    """As in OPT-350M. With embeddings as wide as the rest, the tied head has nothing of its own."""
+    spec = make_spec(tied=True).model_copy(
+        update={"final_norm": False, "post_norm": True, "embedding_size": embedding_size}
+    )
+    plan = make_plan([make_pipeline([2, 4], share=(3, 1)), make_pipeline([], share=(2, 2))])
+    check_plan(run_plan, plan, spec)
+
+
 def test_ragged_last_window_of_real_data(run_plan: RunPlan) -> None:
     tokens = torch.arange(61).remainder(23).numpy()  # 6 windows of 9, and one of 7
     source = WindowedTokens(tokens, seq_len=SEQ_LEN)
