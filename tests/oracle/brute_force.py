@@ -162,10 +162,7 @@ class BruteForce:
         """End of the last backward by hand: forwards and backwards in 1F1B order, in turns."""
         num_stages, m = len(line.places), line.micro_batches
         times = [
-            [
-                sum(self._entry(p, b, line.size)[part] for b in range(start, stop))
-                for part in (0, 1)
-            ]
+            [sum(self._entry(p, b, line.size)[part] for b in range(start, stop)) for part in (0, 1)]
             for p, (start, stop) in zip(line.places, line.cuts, strict=True)
         ]
         devices = self._devices(line)
@@ -186,7 +183,9 @@ class BruteForce:
             for s, order in enumerate(orders):
                 while order:
                     what, k = order[0]
-                    arrived = done.get((what, s, k), 0.0 if self._is_source(what, s, num_stages) else None)
+                    arrived = done.get(
+                        (what, s, k), 0.0 if self._is_source(what, s, num_stages) else None
+                    )
                     if arrived is None:
                         break
                     order.pop(0)

@@ -97,16 +97,14 @@ def make_instance(seed: int, *, max_devices: int = 6, max_blocks: int = 8) -> In
 
 def _nodes(rng: random.Random, types: list[str], num_devices: int) -> tuple[Node, ...]:
     left = [rng.choice(types) for _ in range(num_devices)]
-    nodes = []
+    nodes: list[Node] = []
     while left:
         size = min(len(left), rng.choice([1, 2, 3, 3, 4]))
         mine, left = left[:size], left[size:]
         nodes.append(
             Node(
                 name=f"n{len(nodes)}",
-                devices=tuple(
-                    DeviceGroup(type=t, count=mine.count(t)) for t in types if t in mine
-                ),
+                devices=tuple(DeviceGroup(type=t, count=mine.count(t)) for t in types if t in mine),
             )
         )
     return tuple(nodes)
