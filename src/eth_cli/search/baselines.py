@@ -94,17 +94,7 @@ def _no_grid(problem: Problem, num_devices: int) -> str:
 def _fast_to_slow(problem: Problem) -> list[Device]:
     """Usable devices by the time of the whole model on one of them, then in cluster order."""
 
-    def time_s(kind: int) -> float:
-        """The whole model, per sample, at the best micro-batch size."""
-        tables = problem.model.tables
-        device_type = problem.kinds[kind].device_type
-        return min(
-            sum(tables.table(device_type, 1, b).times_s(0, problem.num_blocks)) / b
-            for b in problem.micro_batch_sizes
-            if tables.has(device_type, 1, b)
-        )
-
-    speed = {kind.device_type: time_s(k) for k, kind in enumerate(problem.kinds)}
+    speed = {kind.device_type: problem.seconds_a_sample(k) for k, kind in enumerate(problem.kinds)}
     usable = [d for d in problem.model.cluster.devices.values() if d.type in speed]
     return sorted(usable, key=lambda d: speed[d.type])
 

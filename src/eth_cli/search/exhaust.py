@@ -346,7 +346,7 @@ class _Builder:
                 if room == 0:
                     self.search.best.prune("memory")
                     continue
-                self.search._spend()
+                self.search._spend(1 + place // 3)
                 work = self.work[k][first][start]
                 longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
                 longer.append(_Load(0.0, work, self.update[k][first][start]))

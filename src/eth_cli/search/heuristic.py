@@ -14,8 +14,8 @@ from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
 from eth_cli.search.place import Share, place
 from eth_cli.search.shares import Worker, level
-from eth_cli.search.templates import Problem, Template, TemplateStage
-from eth_cli.search.timeline import PipelineTimes, period_s, run_pipeline
+from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+from eth_cli.search.timeline import Clock
 
 TARGETS = (1.0, 1.001, 1.003, 1.01, 1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.3, 4.0, float("inf"))
 """Target times that are tried, in units of the lower bound."""
@@ -25,8 +25,20 @@ STALE_TARGETS = 4
 
 
 def improve(problem: Problem, families: Families, best: Best, *, bound_s: float) -> None:
-    """Offer the plans of all targets from ``bound_s`` up to the best plan known."""
+    """Offer plans of all devices, then of the fastest kinds only, for targets up to the best."""
     _offer_single(problem, families, best)
+    fast_to_slow = sorted(families.space.kinds, key=problem.seconds_a_sample)
+    for num_kinds in range(len(fast_to_slow), 0, -1):
+        counts = tuple(
+            n if k in fast_to_slow[:num_kinds] else 0 for k, n in enumerate(problem.counts)
+        )
+        _raise_targets(problem, families, counts, best, bound_s)
+
+
+def _raise_targets(
+    problem: Problem, families: Families, counts: Counts, best: Best, bound_s: float
+) -> None:
+    """Plans of some devices for rising targets, until they stop getting better."""
     stale = 0
     seen: set[tuple[Chosen, ...]] = set()
     for factor in TARGETS:
@@ -35,17 +47,19 @@ def improve(problem: Problem, families: Families, best: Best, *, bound_s: float)
             return
         cols, num_dominated = columns(families, target_s)
         best.prune("dominated", num_dominated)
+        cols = [c for c in cols if all(u <= n for u, n in zip(c.vector, counts, strict=True))]
         if not cols:
             continue
-        _, chosen = choose(cols, problem.counts, problem.global_batch_size)
+        _, chosen = choose(cols, counts, problem.global_batch_size)
         if chosen is None or tuple(chosen) in seen:
             continue
         seen.add(tuple(chosen))
-        templates = [
-            families.template(c.vector, c.micro_batch_size, c.micro_batches) for c in chosen
+        found = [
+            template
+            for c in chosen
+            if (template := families.template(c.vector, c.micro_batch_size, c.micro_batches))
         ]
-        found = [t for t in templates if t is not None]
-        assert len(found) == len(templates), "a family within a target has a cut"
+        assert len(found) == len(chosen), "a family within a target has a cut"
         stale = 0 if offer_templates(problem, found, best) else stale + 1
 
 
@@ -79,27 +93,13 @@ def share_out(problem: Problem, templates: Sequence[Template]) -> list[Share] | 
     """The best shares for templates over the fastest links; None: the batch cannot be split so."""
     ordered = sorted(templates)
     workers = [
-        Worker(t.micro_batch_size, problem.max_micro_batches(t), _Clock(problem.times(t)))
+        Worker(t.micro_batch_size, problem.max_micro_batches(t), Clock(problem.times(t)))
         for t in ordered
     ]
     split = level(workers, problem.global_batch_size)
     if split is None:
         return None
     return [Share(t, m) for t, m in zip(ordered, split, strict=True)]
-
-
-class _Clock:
-    """Time of a pipeline by its micro-batches: simulated up to where the pace is steady."""
-
-    def __init__(self, times: PipelineTimes) -> None:
-        self.times = times
-        self.steady = 8 * len(times.forward_s)
-
-    def __call__(self, micro_batches: int) -> float:
-        if micro_batches <= self.steady:
-            return run_pipeline(self.times, micro_batches).end_s
-        until = run_pipeline(self.times, self.steady).end_s
-        return until + (micro_batches - self.steady) * period_s(self.times)
 
 
 # --- Local search: one more device ------------------------------------------------------------

@@ -53,7 +53,7 @@ class SearchOptions:
     """The only micro-batch size to use; None: any that the profile has, chosen per pipeline."""
     strategy: str = HPP
     """One of `STRATEGIES`."""
-    budget: int = 400_000
+    budget: int = 300_000
     """Candidates that the exhaustive search may look at before it gives up on a proof."""
 
 

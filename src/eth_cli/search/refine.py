@@ -1,8 +1,9 @@
 """Small changes to a plan on its devices, judged by the simulator: the last percent.
 
-Moves: a cut one block up or down, in one pipeline or in all that have it (which keeps the cuts
-aligned and the segments few); micro-batches from one pipeline to another. The first move that
-helps is taken, until none does or the budget of simulations ends.
+Moves: the batch shared out anew; micro-batches from one pipeline to another; a cut one block up or
+down, in one pipeline or in all that have it (which keeps the cuts aligned and the segments few); a
+pipeline left out. The first move that helps is taken, until none does or the budget of simulations
+ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from eth_cli.search.cost import CostModel
 from eth_cli.search.exhaust import Best
 from eth_cli.search.placed import PlacedPipeline
+from eth_cli.search.shares import Worker, level
+from eth_cli.search.timeline import Clock
 
 Pipelines = tuple[PlacedPipeline, ...]
 
@@ -24,7 +27,7 @@ def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -
     improved = True
     while improved:
         improved = False
-        for candidate in _moves(current):
+        for candidate in _moves(model, current):
             if budget <= 0:
                 return 0
             if not fits(model, candidate):
@@ -50,8 +53,33 @@ def fits(model: CostModel, pipelines: Sequence[PlacedPipeline]) -> bool:
     )
 
 
-def _moves(pipelines: Pipelines) -> Iterator[Pipelines]:
+def _moves(model: CostModel, pipelines: Pipelines) -> Iterator[Pipelines]:
+    total = sum(p.micro_batches * p.micro_batch_size for p in pipelines)
+    yield from _shared_out(model, pipelines, total)
     yield from _share_moves(pipelines)
+    yield from _cut_moves(pipelines)
+    for pipeline in dict.fromkeys(pipelines):
+        rest = list(pipelines)
+        rest.remove(pipeline)
+        yield from _shared_out(model, rest, total)
+
+
+def _shared_out(
+    model: CostModel, pipelines: Sequence[PlacedPipeline], total: int
+) -> Iterator[Pipelines]:
+    """The same pipelines with the shares that end soonest, sync aside."""
+    if not pipelines:
+        return
+    workers = [
+        Worker(p.micro_batch_size, total // p.micro_batch_size, Clock(model.times(p)))
+        for p in pipelines
+    ]
+    split = level(workers, total)
+    if split is not None:
+        yield tuple(p._replace(micro_batches=m) for p, m in zip(pipelines, split, strict=True))
+
+
+def _cut_moves(pipelines: Pipelines) -> Iterator[Pipelines]:
     for step in (1, -1):
         cuts = sorted({stage.start for p in pipelines for stage in p.stages[1:]})
         for cut in cuts:

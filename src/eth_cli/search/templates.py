@@ -177,6 +177,15 @@ class Problem:
             )
         return self._hops[micro_batch_size]
 
+    def seconds_a_sample(self, kind: int) -> float:
+        """Time of the whole model on one device of a kind, memory aside, at its best [s]."""
+        tables, device_type = self.model.tables, self.kinds[kind].device_type
+        return min(
+            sum(tables.table(device_type, 1, b).times_s(0, self.num_blocks)) / b
+            for b in self.micro_batch_sizes
+            if tables.has(device_type, 1, b)
+        )
+
     # --- One template ------------------------------------------------------------------------
 
     def times(self, template: Template) -> PipelineTimes:

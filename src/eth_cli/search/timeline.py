@@ -123,11 +123,6 @@ def _run(times: PipelineTimes, num_micro_batches: int, starts: list[float] | Non
     return PipelineRun(max(free), tuple(free), tuple(starts or ()))
 
 
-def time_of_micro_batches(times: PipelineTimes, num_micro_batches: int) -> float:
-    """End of the last backward of a pipeline with so many micro-batches [s]."""
-    return run_pipeline(times, num_micro_batches).end_s
-
-
 def period_s(times: PipelineTimes) -> float:
     """Time between two micro-batches of a long 1F1B run [s].
 
@@ -149,3 +144,17 @@ def period_s(times: PipelineTimes) -> float:
 def chain_s(times: Sequence[Sequence[float]]) -> float:
     """Time of one micro-batch through every stage and back: all durations added [s]."""
     return sum(sum(part) for part in times)
+
+
+class Clock:
+    """Time of a pipeline by its micro-batches: simulated up to where the pace is steady."""
+
+    def __init__(self, times: PipelineTimes) -> None:
+        self.times = times
+        self.steady = 8 * len(times.forward_s)
+
+    def __call__(self, micro_batches: int) -> float:
+        if micro_batches <= self.steady:
+            return run_pipeline(self.times, micro_batches).end_s
+        until = run_pipeline(self.times, self.steady).end_s
+        return until + (micro_batches - self.steady) * period_s(self.times)
