@@ -386,7 +386,7 @@ def _run(argv: list[str]) -> int:
         if is_debug():
             raise
         hint = error.suggestion if isinstance(error, InfeasibleError) else ""
-        print_error(str(error), hint=hint)
+        print_error(str(error), hint="" if hint in str(error) else hint)
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         print_error("interrupted")

@@ -45,40 +45,63 @@ def search_view(report: SearchReport) -> Iterator[RenderableType]:
 
 
 def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster) -> Table:
-    """One row a stage."""
+    """One row a stage; pipelines that differ in nothing but their devices share their rows."""
     table = new_table(
         left=("pipeline", "share", "stage", "device", "type"),
         right=("blocks", "forward", "backward", "busy", "memory"),
         last=("",),
     )
+    figures_of = {(f.pipeline, f.stage): f for f in simulation.stages}
     limiting = _limiting_stage(simulation)
-    for figures in simulation.stages:
-        pipeline = plan.pipelines[figures.pipeline]
-        stage = pipeline.stages[figures.stage]
-        if figures.stage == 0 and figures.pipeline > 0:
-            table.add_section()
-        start, stop = stage.blocks
-        needed, capacity = figures.memory.total_bytes, figures.capacity_bytes
-        notes = [
-            *(["limit"] if figures is limiting else []),
-            *(["recomputes"] if stage.recompute else []),
-            *(["DOES NOT FIT"] if needed > capacity else []),
-        ]
-        is_first = figures.stage == 0
-        table.add_row(
-            str(figures.pipeline) if is_first else "",
-            f"{pipeline.micro_batches} x {pipeline.micro_batch_size}" if is_first else "",
-            str(figures.stage),
-            join_devices(stage.devices),
-            cluster.devices[stage.devices[0]].type,
-            f"[{start}, {stop})",
-            format_seconds(figures.forward_s),
-            format_seconds(figures.backward_s),
-            f"{100 * figures.busy_share:.0f} %",
-            f"{percent(needed, capacity)} of {format_bytes(capacity)}",
-            ", ".join(notes),
-        )
+    for members in _alike(plan, cluster):
+        first = members[0]
+        pipeline = plan.pipelines[first]
+        for s, stage in enumerate(pipeline.stages):
+            figures = [figures_of[i, s] for i in members]
+            devices = [d for i in members for d in plan.pipelines[i].stages[s].devices]
+            start, stop = stage.blocks
+            needed, capacity = figures[0].memory.total_bytes, figures[0].capacity_bytes
+            notes = [
+                *(["limit"] if limiting in figures else []),
+                *(["recomputes"] if stage.recompute else []),
+                *(["DOES NOT FIT"] if needed > capacity else []),
+            ]
+            table.add_row(
+                _numbers(members) if s == 0 else "",
+                f"{pipeline.micro_batches} x {pipeline.micro_batch_size}" if s == 0 else "",
+                str(s),
+                join_devices(devices, limit=3),
+                cluster.devices[stage.devices[0]].type,
+                f"[{start}, {stop})",
+                format_seconds(figures[0].forward_s),
+                format_seconds(figures[0].backward_s),
+                f"{100 * figures[0].busy_share:.0f} %",
+                f"{percent(needed, capacity)} of {format_bytes(capacity)}",
+                ", ".join(notes),
+            )
+        table.add_section()
     return table
+
+
+def _alike(plan: Plan, cluster: Cluster) -> list[list[int]]:
+    """Pipelines by what they are, apart from which devices of a type they have."""
+    groups: dict[object, list[int]] = {}
+    for i, pipeline in enumerate(plan.pipelines):
+        stages = tuple(
+            (s.blocks, s.recompute, tuple(cluster.devices[d].type for d in s.devices))
+            for s in pipeline.stages
+        )
+        key = (pipeline.micro_batches, pipeline.micro_batch_size, stages)
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _numbers(numbers: list[int]) -> str:
+    """``3``, ``0-5`` or ``0, 2, 7 ...``."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    shown = ", ".join(str(number) for number in numbers[:3])
+    return shown + (" ..." if len(numbers) > 3 else "")
 
 
 def step_line(plan: Plan, simulation: Simulation) -> Text:

@@ -17,9 +17,9 @@ def titled(title: str, table: Table) -> Group:
 
 def new_table(*, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()) -> Table:
     """A table whose ``left`` and ``last`` columns are texts and ``right`` ones are numbers."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     for name in last:
@@ -27,8 +27,8 @@ def new_table(*, left: Sequence[str], right: Sequence[str], last: Sequence[str] 
     return table
 
 
-def join_devices(devices: Sequence[str]) -> str:
-    """Device ids shortened: ``a:0, a:1, a:2, b:5`` as ``a:0-2 b:5``."""
+def join_devices(devices: Sequence[str], *, limit: int = 6) -> str:
+    """Device ids shortened: ``a:0, a:1, a:2, b:5`` as ``a:0-2 b:5``; only ``limit`` runs."""
     runs: list[tuple[str, int, int]] = []
     for device in devices:
         node, _, text = device.rpartition(":")
@@ -37,10 +37,12 @@ def join_devices(devices: Sequence[str]) -> str:
             runs[-1] = (node, runs[-1][1], index)
         else:
             runs.append((node, index, index))
-    return " ".join(
+    words = [
         f"{node}:{first}" if first == last else f"{node}:{first}-{last}"
         for node, first, last in runs
-    )
+    ]
+    left_out = len(words) - limit
+    return " ".join(words[:limit]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def percent(part: float, whole: float) -> str:
