@@ -489,6 +489,40 @@ def test_case_24_hand_edited_cuts_are_simulated(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["step_time_s"] > 0
 
 
+def write_bf16(capabilities: dict[str, float]) -> None:
+    """A bf16 profile, and a cluster of real types of these compute capabilities."""
+    write_files()
+    cluster = copy.deepcopy(CLUSTER)
+    for name, capability in capabilities.items():
+        cluster["device_types"][name] = {"memory": "1GB", "compute_capability": capability}
+    Path("cluster.yaml").write_text(yaml.safe_dump(cluster))
+    profile = make_profile(dtype="bf16")
+    Path("profile.json").write_text(json.dumps(serde.to_data(profile)))
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_case_32_a_dtype_that_no_device_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    write_bf16({"fast": 7.0, "slow": 7.5})
+    assert run(COMMANDS["plan"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    for words in ("profile.json: dtype", "bf16", "fast", "7.0", "slow", "7.5", "8.0"):
+        assert words in err
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_case_32_a_device_without_the_dtype_is_left_unused_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_bf16({"fast": 8.0, "slow": 7.0})
+    assert run([*COMMANDS["plan"], "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    unused = {entry["device"]: entry["reason"] for entry in plan["unused_devices"]}
+    assert set(unused) == {"b:0", "b:1"}
+    assert all("7.0" in reason and "bf16" in reason for reason in unused.values())
+
+
 @pytest.mark.usefixtures("in_tmp_path")
 def test_good_files_work(capsys: pytest.CaptureFixture[str]) -> None:
     write_files()

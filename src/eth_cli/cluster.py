@@ -21,6 +21,9 @@ from eth_cli.serde import FieldError, Record
 DTYPES = ("bf16", "fp16", "fp32")
 """The number formats that a plan may train in."""
 
+BF16_CAPABILITY = 8.0
+"""The least CUDA compute capability with bf16 arithmetic (Ampere)."""
+
 MAX_DEVICES = 1_000_000
 """A larger cluster file is a typing error."""
 
@@ -50,6 +53,17 @@ class DeviceType(Record):
     """CUDA compute capability, such as 8.0."""
     emulated: bool = False
     """Whether a paced CPU process plays this device."""
+
+    def lacks_dtype(self, dtype: str) -> str | None:
+        """Why the hardware cannot train in a dtype; None where it can or no figure tells."""
+        if self.peak_flops and dtype not in self.peak_flops:
+            return f"has no {dtype} peak (it has: {', '.join(sorted(self.peak_flops))})"
+        capability = self.compute_capability
+        if dtype == "bf16" and capability is not None and capability < BF16_CAPABILITY:
+            return (
+                f"is too old: compute capability {capability} has no bf16 ({BF16_CAPABILITY} has)"
+            )
+        return None
 
 
 class DeviceGroup(Record):

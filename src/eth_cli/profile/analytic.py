@@ -130,17 +130,14 @@ def rooflines_of(cluster: Cluster, types: Sequence[str], *, dtype: str) -> dict[
 
 
 def _unsupported(name: str, device_type: DeviceType, dtype: str) -> str | None:
-    """Why a type cannot train in a dtype; None when it can."""
-    has = ", ".join(sorted(device_type.peak_flops)) or "none"
-    peak = device_type.peak_flops.get(dtype)
-    if peak is None:
-        return f"{name} has no {dtype} peak (it has: {has})"
-    if peak <= 0:
-        return f"{name} has a {dtype} peak of {peak} FLOP/s, which must be above 0"
-    capability = device_type.compute_capability
-    if dtype == "bf16" and capability is not None and capability < 8.0:
-        return f"{name} has a bf16 peak, but compute capability {capability} has no bf16 (8.0 has)"
-    return None
+    """Why a type cannot be estimated in a dtype; None when it can."""
+    if not device_type.peak_flops:
+        return f"{name} has no {dtype} peak (it has: none)"
+    reason = device_type.lacks_dtype(dtype)
+    if reason is not None:
+        return f"{name} {reason}"
+    peak = device_type.peak_flops[dtype]
+    return None if peak > 0 else f"{name} has a {dtype} peak of {peak} FLOP/s, not above 0"
 
 
 def _common_dtypes(cluster: Cluster, types: Sequence[str]) -> str:

@@ -190,6 +190,7 @@ class _Search:
         self.model = CostModel(profile, cluster)
         self.sizes = _micro_batch_sizes(profile, cluster, options)
         self.unusable = _unusable_types(self.model, self.sizes)
+        _check_dtype(profile, cluster)
         counts: dict[str, int] = {}
         for device in cluster.devices.values():
             counts[device.type] = counts.get(device.type, 0) + 1
@@ -568,11 +569,29 @@ def _can_sum_to(total: int, sizes: Sequence[int]) -> bool:
     return bool(reach >> total & 1)
 
 
+def _check_dtype(profile: Profile, cluster: Cluster) -> None:
+    """Raise ConfigError if no device of the cluster can train in the profile's dtype."""
+    types = sorted({d.type for d in cluster.devices.values()})
+    lacking = {t: cluster.device_types[t].lacks_dtype(profile.dtype) for t in types}
+    if all(lacking.values()):
+        why = ", ".join(f"{name} {reason}" for name, reason in lacking.items())
+        raise ConfigError.single(
+            "profile",
+            "dtype",
+            f"is {profile.dtype}, which no device of cluster {cluster.name} can train in: {why}; "
+            "profile in another dtype",
+        )
+
+
 def _unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
     """Types of the cluster that no plan can use, and why."""
     reasons = {}
     profile = model.profile
     for name in sorted({d.type for d in model.cluster.devices.values()}):
+        lacking = model.cluster.device_types[name].lacks_dtype(profile.dtype)
+        if lacking is not None:
+            reasons[name] = f"{name} {lacking}, and the profile is for {profile.dtype}"
+            continue
         tables = [model.tables.table(name, 1, b) for b in sizes if model.tables.has(name, 1, b)]
         if not tables:
             what = "no entry" if name not in profile.device_types else "not every block"
