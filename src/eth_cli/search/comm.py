@@ -60,8 +60,11 @@ class Path:
         wire_s = num_bytes * flows / self._link.bandwidth_bytes_per_s
         if len(self._entries) == 1:
             measured = self._entries[0]
-            alone_s = measured.transfer_s(num_bytes) * min(1.0, flows / measured.flows)
-            return max(alone_s, self._link.latency_s + wire_s)
+            measured_s = measured.transfer_s(num_bytes)
+            shared_s = self._link.latency_s + wire_s
+            if flows > measured.flows:
+                return max(measured_s, shared_s)
+            return min(measured_s, max(measured_s * flows / measured.flows, shared_s))
         return self._scaled_s(num_bytes, flows)
 
     def _scaled_s(self, num_bytes: float, flows: int) -> float:
@@ -74,7 +77,7 @@ class Path:
             (i for i, e in enumerate(self._entries) if e.flows > flows), len(self._entries) - 1
         )
         low, high = self._entries[max(above, 1) - 1], self._entries[max(above, 1)]
-        low_s, high_s = low.transfer_s(num_bytes), high.transfer_s(num_bytes)
+        low_s, high_s = (self.transfer_s(num_bytes, entry.flows) for entry in (low, high))
         power = math.log(high_s / low_s) / math.log(high.flows / low.flows)
         power = min(1.0, max(0.0, power))
         nearest, nearest_s = min(

@@ -153,9 +153,14 @@ def placements(
     """Every placement up to renaming of what is alike: devices of a type in a node, nodes of the
     same devices and links, pipelines of the same template and share.
 
-    Of each class the one whose list of node indices is smallest comes out: a node is used for the
-    first time only after all nodes like it that stand before, and equal pipelines (which must
-    stand next to each other in ``shares``) have rising lists. The smallest list meets both rules.
+    Two rules leave out what is alike: a node is used for the first time only after all nodes like
+    it that stand before, and equal pipelines (which must stand next to each other in ``shares``)
+    have lists of node indices that do not fall. The placement of a class whose list is smallest
+    meets both, so every class comes out; rarely one comes twice.
+
+    Args:
+        keep: asked of every pipeline, with its index, when its last stage is placed; no placement
+            with one that it says no to comes out.
     """
     free = Free(cluster)
     slots = [
