@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from eth_cli import __version__
 from eth_cli.cluster import DTYPES
 from eth_cli.commands import arguments
+from eth_cli.commands.arguments import LARGEST
 from eth_cli.env import EnvVars, is_debug
 from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
 
@@ -36,6 +37,24 @@ app = typer.Typer(
     f"{EnvVars.NO_COLOR}=1 turns colours off. "
     "Exit codes: 0 done, 2 bad usage or input, 3 infeasible, 4 launch or run failed.",
 )
+
+
+def _count(option: str, metavar: str, help: str, *, least: int = 1, most: int = LARGEST) -> Any:
+    """An option that takes a whole number."""
+    parser = arguments.whole_number(option, least=least, most=most)
+    return typer.Option(option, parser=parser, metavar=metavar, help=help)
+
+
+def _number(option: str, metavar: str, help: str) -> Any:
+    """An option that takes a number above 0."""
+    return typer.Option(option, parser=arguments.real_number(option), metavar=metavar, help=help)
+
+
+def _choice(option: str, choices: Sequence[str], help: str) -> Any:
+    """An option that takes one of a few words."""
+    parser = arguments.choice(option, choices)
+    return typer.Option(option, parser=parser, metavar="|".join(choices), help=help)
+
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="C.yaml", help="Cluster file: nodes, devices, network.")
@@ -68,30 +87,14 @@ def root(
 def profile(
     cluster: ClusterOption,
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)],
-    seq_len: Annotated[
-        int,
-        typer.Option(
-            "--seq-len",
-            parser=arguments.whole_number("--seq-len"),
-            metavar="N",
-            help="Tokens in a sample.",
-        ),
-    ],
+    seq_len: Annotated[int, _count("--seq-len", "N", "Tokens in a sample.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="profile.json", help="Where to write it.")
     ],
     micro_batch_sizes: Annotated[
         str, typer.Option("--micro-batch-sizes", metavar="1,2,4", help="Samples in a micro-batch.")
     ] = "1,2,4",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            parser=arguments.choice("--dtype", DTYPES),
-            metavar="|".join(DTYPES),
-            help="Number format to train in.",
-        ),
-    ] = "fp32",
+    dtype: Annotated[str, _choice("--dtype", DTYPES, "Number format to train in.")] = "fp32",
     analytic: Annotated[
         bool,
         typer.Option("--analytic", help="Estimate from data-sheet figures; needs no hardware."),
@@ -115,13 +118,7 @@ def profile(
 def plan(
     cluster: ClusterOption,
     global_batch_size: Annotated[
-        int,
-        typer.Option(
-            "--global-batch-size",
-            parser=arguments.whole_number("--global-batch-size"),
-            metavar="B",
-            help="Samples in one optimizer step.",
-        ),
+        int, _count("--global-batch-size", "B", "Samples in one optimizer step.")
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write it.")
@@ -136,40 +133,16 @@ def plan(
         ),
     ] = None,
     seq_len: Annotated[
-        int | None,
-        typer.Option(
-            "--seq-len",
-            parser=arguments.whole_number("--seq-len"),
-            metavar="N",
-            help="With --model: tokens in a sample.",
-        ),
+        int | None, _count("--seq-len", "N", "With --model: tokens in a sample.")
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            parser=arguments.choice("--dtype", DTYPES),
-            metavar="|".join(DTYPES),
-            help="With --model: number format (fp32).",
-        ),
+        str | None, _choice("--dtype", DTYPES, "With --model: number format (fp32).")
     ] = None,
     micro_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--micro-batch-size",
-            parser=arguments.whole_number("--micro-batch-size"),
-            metavar="b",
-            help="Samples in a micro-batch; else chosen.",
-        ),
+        int | None, _count("--micro-batch-size", "b", "Samples in a micro-batch; else chosen.")
     ] = None,
     strategy: Annotated[
-        str,
-        typer.Option(
-            "--strategy",
-            parser=arguments.choice("--strategy", STRATEGIES),
-            metavar="|".join(STRATEGIES),
-            help="hpp, or one of the two baselines.",
-        ),
+        str, _choice("--strategy", STRATEGIES, "hpp, or one of the two baselines.")
     ] = "hpp",
     compare: Annotated[
         bool, typer.Option("--compare", help="Print all three strategies side by side.")
@@ -228,13 +201,7 @@ def simulate(
 def run(
     plan: Annotated[Path, typer.Argument(metavar="plan.json", help="The plan to train with.")],
     steps: Annotated[
-        int,
-        typer.Option(
-            "--steps",
-            parser=arguments.whole_number("--steps"),
-            metavar="K",
-            help="Optimizer steps in all, those before a --resume included.",
-        ),
+        int, _count("--steps", "K", "Optimizer steps in all, those before a --resume included.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="Folder of the run.")],
     data: Annotated[
@@ -256,48 +223,15 @@ def run(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint of RUN_DIR.")
     ] = False,
     seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            parser=arguments.whole_number("--seed", least=0, most=2**63 - 1),
-            metavar="S",
-            help="Of initial weights and sample order.",
-        ),
+        int, _count("--seed", "S", "Of initial weights and sample order.", least=0, most=2**63 - 1)
     ] = 0,
-    learning_rate: Annotated[
-        float,
-        typer.Option(
-            "--lr",
-            parser=arguments.real_number("--lr"),
-            metavar="X",
-            help="Peak learning rate.",
-        ),
-    ] = 1e-3,
-    warmup: Annotated[
-        int,
-        typer.Option(
-            "--warmup",
-            parser=arguments.whole_number("--warmup", least=0),
-            metavar="N",
-            help="Steps of linear warm-up.",
-        ),
-    ] = 0,
-    clip: Annotated[
-        float,
-        typer.Option(
-            "--clip",
-            parser=arguments.real_number("--clip"),
-            metavar="X",
-            help="Largest global gradient norm.",
-        ),
-    ] = 1.0,
+    learning_rate: Annotated[float, _number("--lr", "X", "Peak learning rate.")] = 1e-3,
+    warmup: Annotated[int, _count("--warmup", "N", "Steps of linear warm-up.", least=0)] = 0,
+    clip: Annotated[float, _number("--clip", "X", "Largest global gradient norm.")] = 1.0,
     checkpoint_every: Annotated[
         int,
-        typer.Option(
-            "--checkpoint-every",
-            parser=arguments.whole_number("--checkpoint-every", least=0),
-            metavar="N",
-            help="Steps between checkpoints; 0: only the last one.",
+        _count(
+            "--checkpoint-every", "N", "Steps between checkpoints; 0: only the last one.", least=0
         ),
     ] = 0,
     rehearse: Annotated[
@@ -305,13 +239,7 @@ def run(
         typer.Option("--rehearse", help="Run the plan on this machine with stand-ins (not yet)."),
     ] = False,
     backend: Annotated[
-        str,
-        typer.Option(
-            "--backend",
-            parser=arguments.choice("--backend", BACKENDS),
-            metavar="|".join(BACKENDS),
-            help="Where to launch; only local today.",
-        ),
+        str, _choice("--backend", BACKENDS, "Where to launch; only local today.")
     ] = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
