@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "units", "env", "processes", "__init__"),
     ("faults",),
     ("serde", "catalogue", "schedule"),
-    ("events", "cluster", "model", "plan"),
+    ("events", "cluster", "cluster_file", "model", "plan"),
     (
         "hf_config",
         "model_sources",

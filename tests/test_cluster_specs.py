@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import make_profile
 
-from eth_cli.cluster import read_cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, search
 

@@ -9,7 +9,7 @@ import pytest
 from test_cli_surface import SURFACE
 
 from eth_cli import serde
-from eth_cli.cluster import ClusterFile, DeviceTypeEntry, NetworkEntry, NodeEntry
+from eth_cli.cluster_file import ClusterFile, DeviceTypeEntry, NetworkEntry, NodeEntry
 from eth_cli.errors import ConfigError
 from eth_cli.plan import Pipeline, Plan, Stage
 from eth_cli.profile.table import ComputeEntry, LinkEntry, Profile, ProfiledModel

@@ -76,6 +76,11 @@ def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def some_of(names: Sequence[str], limit: int = 8) -> str:
+    """The first names of a list for an error message."""
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+
+
 def faults_of(
     error: ValidationError, record_type: type[BaseModel], file: str, data: Any = None
 ) -> list[Fault]:

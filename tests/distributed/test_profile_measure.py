@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from eth_cli import serde
-from eth_cli.cluster import Cluster, ClusterFile
+from eth_cli.cluster import Cluster
+from eth_cli.cluster_file import ClusterFile
 from eth_cli.errors import ConfigError, LaunchError
 from eth_cli.model_sources import PRESETS
 from eth_cli.profile import measure

@@ -11,7 +11,8 @@ import pytest
 
 from eth_cli import serde
 from eth_cli.catalogue import GPU_TYPES
-from eth_cli.cluster import Cluster, ClusterFile
+from eth_cli.cluster import Cluster
+from eth_cli.cluster_file import ClusterFile
 from eth_cli.errors import ConfigError
 from eth_cli.model_sources import PRESETS
 from eth_cli.profile.analytic import PROCESS_BYTES, analytic_profile

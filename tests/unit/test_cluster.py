@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from eth_cli import catalogue, serde
-from eth_cli.cluster import Cluster, read_cluster
+from eth_cli.cluster import Cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.errors import ConfigError
 
 TEXT = """

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eth_cli import serde
-from eth_cli.cluster import read_cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.errors import ConfigError, Fault
 from eth_cli.model_sources import PRESETS, load_model
 from eth_cli.plan import read_plan

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from eth_cli import serde
-from eth_cli.cluster import Cluster, read_cluster
+from eth_cli.cluster import Cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.commands import arguments
 from eth_cli.commands.inputs import naming_file
 from eth_cli.errors import ConfigError, InfeasibleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eth_cli.cluster import read_cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.commands import arguments
 from eth_cli.profile.table import write_profile
 

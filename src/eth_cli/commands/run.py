@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eth_cli.cluster import read_cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.commands.inputs import check_fits, naming_file
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.launch.config import RunOptions

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from eth_cli import serde
-from eth_cli.cluster import Cluster, read_cluster
+from eth_cli.cluster import Cluster
+from eth_cli.cluster_file import read_cluster
 from eth_cli.commands import arguments
 from eth_cli.commands.inputs import check_fits, naming_file
 from eth_cli.plan import Plan, read_plan
