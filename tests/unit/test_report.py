@@ -201,6 +201,19 @@ def test_missed_paces_are_told(tmp_path: Path) -> None:
     assert note.startswith("rank 2 could not keep its pace 7 times, at worst by 12.3 ms")
 
 
+def test_missed_paces_of_many_ranks_are_one_note(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", planned())
+    for rank, (count, worst_s) in {0: (7, 0.0123), 1: (0, 0.0), 2: (4, 0.0321)}.items():
+        scalars = [
+            Scalar(rank=rank, name="missed_paces_count", value=count),
+            Scalar(rank=rank, name="worst_missed_pace_s", value=worst_s),
+        ]
+        write_events(folder.events_of(rank), scalars)
+    (note,) = build_report(folder.root).notes
+    assert note.startswith("2 ranks could not keep their pace, 11 times in all")
+    assert "32.1 ms (rank 2)" in note
+
+
 def test_a_single_step_is_reported_rather_than_dropped(tmp_path: Path) -> None:
     report = build_report(write_run(tmp_path / "run", planned(), slowness=(2.0,)).root)
     assert (report.num_steps, report.num_dropped) == (1, 0)
