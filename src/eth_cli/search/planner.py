@@ -25,36 +25,37 @@ from eth_cli.plan import (
     UnusedDevice,
 )
 from eth_cli.profile.table import Profile
-from eth_cli.search import assign, heuristic
+from eth_cli.search import heuristic
 from eth_cli.search.baselines import best_grid
-from eth_cli.search.capacity import CountSpace, Families, num_vectors
 from eth_cli.search.cost import CostModel
 from eth_cli.search.diagnose import infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
-from eth_cli.search.memory import stage_memory
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
 from eth_cli.search.refine import refine
+from eth_cli.search.request import (
+    EVEN,
+    HPP,
+    STRATEGIES,
+    UNEVEN_LAYERS,
+    SearchOptions,
+    check_dtype,
+    micro_batch_sizes,
+    unusable_types,
+)
 from eth_cli.search.simulate import Simulation, simulate_with
+from eth_cli.search.spaces import choose_families
 from eth_cli.search.templates import Kind, Problem, Template, TemplateStage
-from eth_cli.units import format_bytes, format_seconds
+from eth_cli.units import format_seconds
 
-HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
-STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
-"""What `SearchOptions.strategy` may be."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchOptions:
-    """What is asked of a search."""
-
-    global_batch_size: int
-    """Samples in one optimizer step."""
-    micro_batch_size: int | None = None
-    """The only micro-batch size to use; None: any that the profile has, chosen per pipeline."""
-    strategy: str = HPP
-    """One of `STRATEGIES`."""
-    budget: int = 300_000
-    """Candidates that the exhaustive search may look at before it gives up on a proof."""
+__all__ = [
+    "STRATEGIES",
+    "Rival",
+    "SearchOptions",
+    "SearchReport",
+    "compare",
+    "search",
+    "self_contained",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,9 +189,9 @@ class _Search:
         self.clock = clock or (lambda: 0.0)
         self.started_s = self.clock()
         self.model = CostModel(profile, cluster)
-        self.sizes = _micro_batch_sizes(profile, cluster, options)
-        self.unusable = _unusable_types(self.model, self.sizes)
-        _check_dtype(profile, cluster)
+        self.sizes = micro_batch_sizes(profile, cluster, options)
+        self.unusable = unusable_types(self.model, self.sizes)
+        check_dtype(profile, cluster)
         counts: dict[str, int] = {}
         for device in cluster.devices.values():
             counts[device.type] = counts.get(device.type, 0) + 1
@@ -225,7 +226,7 @@ class _Search:
         best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
-        bound_s = min(self._bound_s(self._families()), grid.step_time_s)
+        bound_s = min(choose_families(self.problem).bound_s, grid.step_time_s)
         note = f"no grid over more devices is feasible: {grid.why_left_out}"
         unused = dict.fromkeys(self._unused_types(grid.pipelines), note)
         return self._report(best, bound_s, unused, ())
@@ -245,8 +246,8 @@ class _Search:
             rivals.append(
                 Rival(name=strategy, step_time_s=grid.step_time_s, note=grid.why_left_out)
             )
-        families = self._families()
-        bound_s = self._bound_s(families)
+        families = choose_families(self.problem)
+        bound_s = families.bound_s
         for family in families.parts:
             heuristic.improve(self.problem, family, best, bound_s=bound_s)
         self._refine(starts, best)
@@ -271,29 +272,6 @@ class _Search:
             budget = refine(self.model, pipelines, best, budget=budget)
 
     # --- Families and bounds -----------------------------------------------------------------
-
-    def _families(self) -> _FamilySet:
-        problem = self.problem
-        every = range(len(problem.kinds))
-        if _num_operations(problem, every, problem.max_stages) <= _FAMILY_OPERATIONS:
-            space = CountSpace(problem, every, problem.max_stages)
-            return _FamilySet(parts=(Families(problem, space, max_grid=_GRID),), is_complete=True)
-        # Too many to cover: each kind alone, and all of them in short pipelines.
-        parts = [
-            Families(
-                problem,
-                CountSpace(problem, kinds, _longest_within(problem, kinds)),
-                max_grid=_GRID // 2,
-            )
-            for kinds in [tuple(every), *((k,) for k in every if len(every) > 1)]
-        ]
-        return _FamilySet(parts=tuple(parts), is_complete=False)
-
-    def _bound_s(self, families: _FamilySet) -> float:
-        bound_s = assign.work_bound_s(self.problem)
-        if families.is_complete:
-            bound_s = max(bound_s, assign.family_bound_s(self.problem, families.parts[0]))
-        return bound_s
 
     def _may_exhaust(self) -> bool:
         return math.prod(n + 1 for n in self.problem.counts) <= _EXHAUSTIVE_COUNTS
@@ -414,39 +392,10 @@ _REFINEMENTS = 400
 """Simulations that are spent on small changes to good plans."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
-_FAMILY_OPERATIONS = 4e8
-"""Elements of the family programme's tables, over all micro-batch numbers, that are worth it."""
-_GRID = 48
-"""Numbers of micro-batches, per micro-batch size, that families are computed for."""
 _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
 _ROUNDS_OF_GROWTH = 16
 """Most devices that are added to a plan one by one after the search."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FamilySet:
-    """Families that a search works with; complete: every pipeline belongs to the first of them."""
-
-    parts: tuple[Families, ...]
-    is_complete: bool
-
-
-def _num_operations(problem: Problem, kinds: Sequence[int], max_stages: int) -> float:
-    """Elements of the family programme's tables over all of its runs."""
-    counts = [problem.counts[k] for k in kinds]
-    runs = sum(min(_GRID, problem.global_batch_size // b) for b in problem.micro_batch_sizes)
-    cells = float((problem.num_blocks + 1) ** 2)
-    return num_vectors(counts, max_stages) * len(kinds) * cells * runs
-
-
-def _longest_within(problem: Problem, kinds: Sequence[int]) -> int:
-    """Most stages with which the families of some kinds are still few enough."""
-    longest = 1
-    share = _FAMILY_OPERATIONS / (len(problem.kinds) + 1)
-    while longest < problem.max_stages and _num_operations(problem, kinds, longest + 1) <= share:
-        longest += 1
-    return longest
 
 
 def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:
@@ -481,139 +430,3 @@ def _why_unused(step_time_s: float, with_it_s: float) -> str:
         f"would not speed up the plan: {format_seconds(with_it_s)} a step with it in the best "
         f"place found, {format_seconds(step_time_s)} without"
     )
-
-
-def _micro_batch_sizes(
-    profile: Profile, cluster: Cluster, options: SearchOptions
-) -> tuple[int, ...]:
-    """The micro-batch sizes to use. Raises ConfigError with both numbers where none can be."""
-    total, asked = options.global_batch_size, options.micro_batch_size
-    if total < 1:
-        raise ConfigError.single("--global-batch-size", "", f"{total} must be 1 or more")
-    if asked is not None:
-        if asked < 1:
-            raise ConfigError.single("--micro-batch-size", "", f"{asked} must be 1 or more")
-        if asked > total:
-            raise ConfigError.single(
-                "--micro-batch-size",
-                "",
-                f"{asked} samples are more than the global batch of {total}; use at most {total}",
-            )
-        if total % asked:
-            raise ConfigError.single(
-                "--global-batch-size",
-                "",
-                f"{total} samples do not divide into micro-batches of {asked}; use "
-                f"{total - total % asked} or {total - total % asked + asked} samples, or another "
-                "micro-batch size",
-            )
-    types = sorted({d.type for d in cluster.devices.values()})
-    known = [t for t in types if t in profile.device_types]
-    if not known:
-        raise ConfigError.single(
-            "profile",
-            "compute",
-            f"has {', '.join(profile.device_types)}, but the cluster {cluster.name} has "
-            f"{', '.join(types)}; profile those types",
-        )
-    kinds = set(profile.model.kinds)
-    sizes = tuple(
-        b
-        for b in profile.micro_batch_sizes
-        if any(
-            all(
-                profile.lookup(t, kind, tensor_parallel=1, micro_batch_size=b) is not None
-                for kind in kinds
-            )
-            for t in known
-        )
-    )
-    listed = ", ".join(map(str, sizes)) or "none"
-    if asked is not None:
-        if asked not in sizes:
-            raise ConfigError.single(
-                "--micro-batch-size",
-                "",
-                f"{asked} is not in the profile, which has every block of {', '.join(known)} at "
-                f"micro-batch size {listed}; use one of those or profile {asked}",
-            )
-        return (asked,)
-    usable = tuple(b for b in sizes if b <= total)
-    if not usable:
-        raise ConfigError.single(
-            "--global-batch-size",
-            "",
-            f"{total} samples are fewer than one micro-batch; the profile has micro-batch sizes "
-            f"{listed}",
-        )
-    if not _can_sum_to(total, usable):
-        raise ConfigError.single(
-            "--global-batch-size",
-            "",
-            f"{total} samples are no sum of micro-batches of {listed} samples, which the profile "
-            "has; use another batch or profile another size",
-        )
-    return usable
-
-
-def _can_sum_to(total: int, sizes: Sequence[int]) -> bool:
-    if any(total % b == 0 for b in sizes):
-        return True
-    # Bit i: whether i samples are a sum. One shift doubles the number of micro-batches.
-    reach, mask = 1, (1 << (total + 1)) - 1
-    for b in sizes:
-        shift = b
-        while shift <= total:
-            reach = (reach | reach << shift) & mask
-            shift *= 2
-    return bool(reach >> total & 1)
-
-
-def _check_dtype(profile: Profile, cluster: Cluster) -> None:
-    """Raise ConfigError if no device of the cluster can train in the profile's dtype."""
-    types = sorted({d.type for d in cluster.devices.values()})
-    lacking = {t: cluster.device_types[t].lacks_dtype(profile.dtype) for t in types}
-    if all(lacking.values()):
-        why = ", ".join(f"{name} {reason}" for name, reason in lacking.items())
-        raise ConfigError.single(
-            "profile",
-            "dtype",
-            f"is {profile.dtype}, which no device of cluster {cluster.name} can train in: {why}; "
-            "profile in another dtype",
-        )
-
-
-def _unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
-    """Types of the cluster that no plan can use, and why."""
-    reasons = {}
-    profile = model.profile
-    for name in sorted({d.type for d in model.cluster.devices.values()}):
-        lacking = model.cluster.device_types[name].lacks_dtype(profile.dtype)
-        if lacking is not None:
-            reasons[name] = f"{name} {lacking}, and the profile is for {profile.dtype}"
-            continue
-        tables = [model.tables.table(name, 1, b) for b in sizes if model.tables.has(name, 1, b)]
-        if not tables:
-            what = "no entry" if name not in profile.device_types else "not every block"
-            reasons[name] = (
-                f"the profile has {what} for {name} at micro-batch size "
-                f"{', '.join(map(str, sizes))}"
-            )
-            continue
-        least, block = min(
-            (
-                stage_memory(
-                    profile, table, start=block, stop=block + 1, num_in_flight=1
-                ).total_bytes,
-                block,
-            )
-            for table in tables
-            for block in range(profile.model.num_blocks)
-        )
-        capacity = model.cluster.device_types[name].memory_bytes
-        if least > capacity:
-            reasons[name] = (
-                f"its memory is too small for any stage: block {block} alone needs "
-                f"{format_bytes(least)}, {name} has {format_bytes(capacity)}"
-            )
-    return reasons

@@ -1,0 +1,167 @@
+"""What is asked of a search, checked against what the profile and the cluster have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eth_cli.cluster import Cluster
+from eth_cli.errors import ConfigError
+from eth_cli.profile.table import Profile
+from eth_cli.search.cost import CostModel
+from eth_cli.search.memory import stage_memory
+from eth_cli.units import format_bytes
+
+HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
+STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
+"""What `SearchOptions.strategy` may be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOptions:
+    """What is asked of a search."""
+
+    global_batch_size: int
+    """Samples in one optimizer step."""
+    micro_batch_size: int | None = None
+    """The only micro-batch size to use; None: any that the profile has, chosen per pipeline."""
+    strategy: str = HPP
+    """One of `STRATEGIES`."""
+    budget: int = 300_000
+    """Candidates that the exhaustive search may look at before it gives up on a proof."""
+
+
+def micro_batch_sizes(
+    profile: Profile, cluster: Cluster, options: SearchOptions
+) -> tuple[int, ...]:
+    """The micro-batch sizes to use. Raises ConfigError with both numbers where none can be."""
+    total, asked = options.global_batch_size, options.micro_batch_size
+    if total < 1:
+        raise ConfigError.single("--global-batch-size", "", f"{total} must be 1 or more")
+    if asked is not None:
+        if asked < 1:
+            raise ConfigError.single("--micro-batch-size", "", f"{asked} must be 1 or more")
+        if asked > total:
+            raise ConfigError.single(
+                "--micro-batch-size",
+                "",
+                f"{asked} samples are more than the global batch of {total}; use at most {total}",
+            )
+        if total % asked:
+            raise ConfigError.single(
+                "--global-batch-size",
+                "",
+                f"{total} samples do not divide into micro-batches of {asked}; use "
+                f"{total - total % asked} or {total - total % asked + asked} samples, or another "
+                "micro-batch size",
+            )
+    types = sorted({d.type for d in cluster.devices.values()})
+    known = [t for t in types if t in profile.device_types]
+    if not known:
+        raise ConfigError.single(
+            "profile",
+            "compute",
+            f"has {', '.join(profile.device_types)}, but the cluster {cluster.name} has "
+            f"{', '.join(types)}; profile those types",
+        )
+    kinds = set(profile.model.kinds)
+    sizes = tuple(
+        b
+        for b in profile.micro_batch_sizes
+        if any(
+            all(
+                profile.lookup(t, kind, tensor_parallel=1, micro_batch_size=b) is not None
+                for kind in kinds
+            )
+            for t in known
+        )
+    )
+    listed = ", ".join(map(str, sizes)) or "none"
+    if asked is not None:
+        if asked not in sizes:
+            raise ConfigError.single(
+                "--micro-batch-size",
+                "",
+                f"{asked} is not in the profile, which has every block of {', '.join(known)} at "
+                f"micro-batch size {listed}; use one of those or profile {asked}",
+            )
+        return (asked,)
+    usable = tuple(b for b in sizes if b <= total)
+    if not usable:
+        raise ConfigError.single(
+            "--global-batch-size",
+            "",
+            f"{total} samples are fewer than one micro-batch; the profile has micro-batch sizes "
+            f"{listed}",
+        )
+    if not _can_sum_to(total, usable):
+        raise ConfigError.single(
+            "--global-batch-size",
+            "",
+            f"{total} samples are no sum of micro-batches of {listed} samples, which the profile "
+            "has; use another batch or profile another size",
+        )
+    return usable
+
+
+def _can_sum_to(total: int, sizes: Sequence[int]) -> bool:
+    if any(total % b == 0 for b in sizes):
+        return True
+    # Bit i: whether i samples are a sum. One shift doubles the number of micro-batches.
+    reach, mask = 1, (1 << (total + 1)) - 1
+    for b in sizes:
+        shift = b
+        while shift <= total:
+            reach = (reach | reach << shift) & mask
+            shift *= 2
+    return bool(reach >> total & 1)
+
+
+def check_dtype(profile: Profile, cluster: Cluster) -> None:
+    """Raise ConfigError if no device of the cluster can train in the profile's dtype."""
+    types = sorted({d.type for d in cluster.devices.values()})
+    lacking = {t: cluster.device_types[t].lacks_dtype(profile.dtype) for t in types}
+    if all(lacking.values()):
+        why = ", ".join(f"{name} {reason}" for name, reason in lacking.items())
+        raise ConfigError.single(
+            "profile",
+            "dtype",
+            f"is {profile.dtype}, which no device of cluster {cluster.name} can train in: {why}; "
+            "profile in another dtype",
+        )
+
+
+def unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
+    """Types of the cluster that no plan can use, and why."""
+    reasons = {}
+    profile = model.profile
+    for name in sorted({d.type for d in model.cluster.devices.values()}):
+        lacking = model.cluster.device_types[name].lacks_dtype(profile.dtype)
+        if lacking is not None:
+            reasons[name] = f"{name} {lacking}, and the profile is for {profile.dtype}"
+            continue
+        tables = [model.tables.table(name, 1, b) for b in sizes if model.tables.has(name, 1, b)]
+        if not tables:
+            what = "no entry" if name not in profile.device_types else "not every block"
+            reasons[name] = (
+                f"the profile has {what} for {name} at micro-batch size "
+                f"{', '.join(map(str, sizes))}"
+            )
+            continue
+        least, block = min(
+            (
+                stage_memory(
+                    profile, table, start=block, stop=block + 1, num_in_flight=1
+                ).total_bytes,
+                block,
+            )
+            for table in tables
+            for block in range(profile.model.num_blocks)
+        )
+        capacity = model.cluster.device_types[name].memory_bytes
+        if least > capacity:
+            reasons[name] = (
+                f"its memory is too small for any stage: block {block} alone needs "
+                f"{format_bytes(least)}, {name} has {format_bytes(capacity)}"
+            )
+    return reasons
