@@ -3,8 +3,8 @@
     python benchmarks/emulated.py [--steps 25] [--json results.json] [CLUSTER.yaml ...]
 
 For each cluster: profile, plan with each strategy, train each plan for real (gloo processes,
-paced to the emulated speeds), and print the medians with their ratios, all from this one run. The first
-three steps of each run are left out.
+paced to the emulated speeds), and print the medians with their ratios, all from this one run.
+The first three steps of each run are left out.
 """
 
 from __future__ import annotations
