@@ -330,12 +330,18 @@ def _run(argv: list[str]) -> int:
         if hasattr(error, "format_message"):
             print_faults([Fault(file="eth", field="", message=error.format_message())])
             return 2
+        if isinstance(error, OSError):
+            print_error(f"the system refused: {error}")
+            return 1
         print_error(
             f"defect in eth: {type(error).__name__}: {error}; "
             f"{EnvVars.DEBUG}=1 shows where, please report it"
         )
         return 1
-    return result if isinstance(result, int) else 0
+    code = result if isinstance(result, int) else 0
+    if code == INTERRUPTED:  # The command-line library has turned Ctrl-C into an exit code.
+        print_error("interrupted")
+    return code
 
 
 def _drop_stdout() -> None:
