@@ -59,18 +59,9 @@ def columns(families: Families, time_s: float) -> tuple[list[Column], int]:
     num_dominated = 0
     for b in families.grids:
         capacity = families.capacity(b, time_s)
-        # Vectors come in order of their number of devices: who dominates stands before.
-        alive: list[int] = []
-        vectors = np.array(families.vectors, dtype=np.int64)
-        for i in np.flatnonzero(capacity):
-            better = alive and np.any(
-                np.all(vectors[alive] <= vectors[i], axis=1) & (capacity[alive] >= capacity[i])
-            )
-            if better:
-                num_dominated += 1
-            else:
-                alive.append(int(i))
-        kept += [Column(families.vectors[i], b, int(capacity[i])) for i in alive]
+        useful = families.space.beats_smaller(capacity)
+        num_dominated += int(np.count_nonzero(capacity) - np.count_nonzero(useful))
+        kept += [Column(families.vectors[i], b, int(capacity[i])) for i in np.flatnonzero(useful)]
     return kept, num_dominated
 
 

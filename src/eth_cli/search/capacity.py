@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eth_cli.search.templates import Counts, Floats, Ints, Problem, Template, TemplateStage
 
@@ -69,6 +70,21 @@ class CountSpace:
         self.vectors: tuple[Counts, ...] = tuple(
             itertools.chain.from_iterable(level.vectors for level in self.levels)
         )
+
+    def beats_smaller(self, values: Ints) -> NDArray[np.bool_]:
+        """By vector: whether its value is above 0 and that of every vector contained in it."""
+        result = np.zeros(len(values), dtype=np.bool_)
+        below = np.zeros(1, dtype=np.int64)
+        first = 0
+        for level in self.levels:
+            own = values[first : first + len(level.vectors)]
+            smaller = np.zeros(len(own), dtype=np.int64)
+            for rows, rests in zip(level.rows, level.rests, strict=True):
+                smaller[rows] = np.maximum(smaller[rows], below[rests])
+            result[first : first + len(own)] = own > smaller
+            below = np.maximum(own, smaller)
+            first += len(own)
+        return result
 
 
 def num_vectors(counts: Sequence[int], max_stages: int) -> int:

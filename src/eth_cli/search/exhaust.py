@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple
 
 from eth_cli.search.assign import Column, best_capacity, columns
@@ -33,8 +34,10 @@ ROUNDING = 1e-12
 """Relative: candidates whose bound is within rounding of the best known are not tried."""
 
 
+_UNITS_OF_A_SET = 20
+"""Cost of bounding the sync of a set of templates, in units of looking at one stage of one."""
 _UNITS_OF_A_SIMULATION = 30
-"""Cost of simulating a plan, in units of looking at one stage of a template."""
+"""Cost of simulating a plan, in the same units."""
 
 
 class BudgetExhaustedError(Exception):
@@ -192,41 +195,52 @@ class Exhaustive:
     # --- Level 2: sets of templates and shares ---------------------------------------------------
 
     def _combine(self, found: Sequence[_Candidate]) -> None:
-        # Templates that finish most come first: good plans early tighten the bound.
-        order = sorted(
-            found,
-            key=lambda c: (-c.column.max_samples / sum(c.counts), c.template),
+        by_counts: dict[Counts, list[_Candidate]] = {}
+        for candidate in found:
+            by_counts.setdefault(candidate.counts, []).append(candidate)
+        for members in by_counts.values():
+            members.sort(key=lambda c: (-c.column.max_samples, c.template))
+        # Devices that finish most each come first: good plans early tighten the bound.
+        groups = sorted(
+            by_counts.items(), key=lambda g: (-g[1][0].column.max_samples / sum(g[0]), g[0])
         )
-        self._descend(order, 0, [], self.problem.counts, 0)
+        self._descend(groups, 0, 0, [], self.problem.counts, 0)
 
     def _descend(
         self,
-        found: Sequence[_Candidate],
-        first: int,
+        groups: Sequence[tuple[Counts, list[_Candidate]]],
+        group: int,
+        member: int,
         chosen: list[_Candidate],
         left: Counts,
         samples: int,
     ) -> None:
+        """Add a candidate from this one on, so that every set comes up in one order only."""
         total = self.problem.global_batch_size
-        for index in range(first, len(found)):
-            candidate = found[index]
-            rest = _minus(left, candidate.counts)
+        for g in range(group, len(groups)):
+            counts, members = groups[g]
+            self._spend()
+            rest = _minus(left, counts)
             if min(rest) < 0:
                 continue
-            self._spend()
-            now = samples + candidate.column.max_samples
-            if now + self._others[rest] < total:
-                self.best.prune("bound")
-                continue
-            chosen.append(candidate)
-            if len(chosen) > 1 and now >= total:
-                self._share_out(chosen)
-            self._descend(found, index, chosen, rest, now)
-            chosen.pop()
+            least = total - samples - self._others[rest]
+            first = member if g == group else 0
+            for index in range(first, len(members)):
+                candidate = members[index]
+                if candidate.column.max_samples < least:
+                    self.best.prune("bound", len(members) - index)
+                    break
+                self._spend()
+                now = samples + candidate.column.max_samples
+                chosen.append(candidate)
+                if len(chosen) > 1 and now >= total:
+                    self._share_out(chosen)
+                self._descend(groups, g, index, chosen, rest, now)
+                chosen.pop()
 
     def _share_out(self, chosen: Sequence[_Candidate]) -> None:
         problem = self.problem
-        self._spend(5)
+        self._spend(_UNITS_OF_A_SET)
         update_s = max(c.optimizer_s for c in chosen)
         exposed_s = self._sync.exposed_s([c.template for c in chosen])
         # The best may have improved since the candidates were made, and their sync is known now.
@@ -277,7 +291,7 @@ class Exhaustive:
 
 
 def _minus(counts: Counts, used: Counts) -> Counts:
-    return tuple(n - u for n, u in zip(counts, used, strict=True))
+    return tuple(map(sub, counts, used))
 
 
 def _best_columns(found: Sequence[_Candidate]) -> list[Column]:

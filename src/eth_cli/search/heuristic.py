@@ -92,11 +92,11 @@ def offer_templates(problem: Problem, templates: Sequence[Template], best: Best)
 def share_out(problem: Problem, templates: Sequence[Template]) -> list[Share] | None:
     """The best shares for templates over the fastest links; None: the batch cannot be split so."""
     ordered = sorted(templates)
-    workers = [
-        Worker(t.micro_batch_size, problem.max_micro_batches(t), Clock(problem.times(t)))
-        for t in ordered
-    ]
-    split = level(workers, problem.global_batch_size)
+    workers = {
+        t: Worker(t.micro_batch_size, problem.max_micro_batches(t), Clock(problem.times(t)))
+        for t in dict.fromkeys(ordered)
+    }
+    split = level([workers[t] for t in ordered], problem.global_batch_size)
     if split is None:
         return None
     return [Share(t, m) for t, m in zip(ordered, split, strict=True)]

@@ -14,22 +14,14 @@ from dataclasses import asdict, dataclass
 import eth_cli
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, InfeasibleError
-from eth_cli.model import ModelSpec
-from eth_cli.plan import (
-    PacedBlock,
-    PacedOptimizer,
-    Pacing,
-    Plan,
-    Provenance,
-    SolverInfo,
-    UnusedDevice,
-)
+from eth_cli.plan import Plan, Provenance, SolverInfo, UnusedDevice
 from eth_cli.profile.table import Profile
 from eth_cli.search import heuristic
 from eth_cli.search.baselines import best_grid
 from eth_cli.search.cost import CostModel
 from eth_cli.search.diagnose import infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
+from eth_cli.search.pacing import self_contained
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
 from eth_cli.search.refine import refine
 from eth_cli.search.request import (
@@ -135,42 +127,6 @@ def compare(
         except InfeasibleError as error:
             answers[strategy] = error
     return answers
-
-
-def self_contained(
-    plan: Plan, cluster: Cluster, profile: Profile, model_spec: ModelSpec | None
-) -> Plan:
-    """The plan with what `eth run` needs: cluster, model if known, times of emulated devices."""
-    emulated = {name for name, t in cluster.device_types.items() if t.emulated}
-    used = {
-        (cluster.devices[stage.devices[0]].type, stage.tensor_parallel, pipeline.micro_batch_size)
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-    }
-    played = {entry for entry in used if entry[0] in emulated}
-    pacing = None
-    if played:
-        pacing = Pacing(
-            blocks=tuple(
-                PacedBlock(
-                    device=e.device,
-                    block=e.block,
-                    tensor_parallel=e.tensor_parallel,
-                    micro_batch_size=e.micro_batch_size,
-                    forward_s=e.forward_s,
-                    backward_s=e.backward_s,
-                )
-                for e in profile.compute
-                if (e.device, e.tensor_parallel, e.micro_batch_size) in played
-            ),
-            optimizers=tuple(
-                PacedOptimizer(
-                    device=t, optimizer_s_per_parameter=profile.optimizer_s_per_parameter(t)
-                )
-                for t in sorted({entry[0] for entry in played})
-            ),
-        )
-    return plan.model_copy(update={"cluster": cluster, "model_spec": model_spec, "pacing": pacing})
 
 
 class _Search:
@@ -388,8 +344,8 @@ class _Search:
         )
 
 
-_REFINEMENTS = 400
-"""Simulations that are spent on small changes to good plans."""
+_REFINEMENTS = 2_000
+"""Pipelines that are simulated to judge small changes to good plans."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_COUNTS = 4096

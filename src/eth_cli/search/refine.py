@@ -2,8 +2,7 @@
 
 Moves: the batch shared out anew; micro-batches from one pipeline to another; a cut one block up or
 down, in one pipeline or in all that have it (which keeps the cuts aligned and the segments few); a
-pipeline left out. The first move that helps is taken, until none does or the budget of simulations
-ends.
+pipeline left out. The first move that helps is taken, until none does or the budget ends.
 """
 
 from __future__ import annotations
@@ -15,13 +14,20 @@ from eth_cli.search.cost import CostModel
 from eth_cli.search.exhaust import Best
 from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.shares import Worker, level
-from eth_cli.search.timeline import Clock
+from eth_cli.search.timeline import Clock, PipelineTimes
 
 Pipelines = tuple[PlacedPipeline, ...]
 
 
 def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -> int:
-    """Offer every plan on the way from ``pipelines`` up the hill; returns what budget is left."""
+    """Offer every plan on the way from ``pipelines`` up the hill.
+
+    Args:
+        budget: pipelines that may be simulated.
+
+    Returns:
+        What is left of the budget.
+    """
     current, current_s = pipelines, model.evaluate(pipelines).step_time_s
     best.offer(current, current_s)
     improved = True
@@ -33,7 +39,7 @@ def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -
             if not fits(model, candidate):
                 best.prune("memory")
                 continue
-            budget -= 1
+            budget -= len(candidate)
             time_s = model.evaluate(candidate).step_time_s
             best.offer(candidate, time_s)
             if time_s < current_s * (1 - 1e-9):
@@ -48,9 +54,15 @@ def fits(model: CostModel, pipelines: Sequence[PlacedPipeline]) -> bool:
     return all(
         model.memory(pipeline, s).total_bytes
         <= model.cluster.device_types[stage.devices[0].type].memory_bytes
-        for pipeline in dict.fromkeys(pipelines)
+        for pipeline in {_sort_of(pipeline): pipeline for pipeline in pipelines}.values()
         for s, stage in enumerate(pipeline.stages)
     )
+
+
+def _sort_of(pipeline: PlacedPipeline) -> object:
+    """Equal for pipelines of the same memory: all but the identity of the devices."""
+    stages = [(*stage[:2], stage.devices[0].type, len(stage.devices)) for stage in pipeline.stages]
+    return pipeline[:2], tuple(stages)
 
 
 def _moves(model: CostModel, pipelines: Pipelines) -> Iterator[Pipelines]:
@@ -70,10 +82,12 @@ def _shared_out(
     """The same pipelines with the shares that end soonest, sync aside."""
     if not pipelines:
         return
-    workers = [
-        Worker(p.micro_batch_size, total // p.micro_batch_size, Clock(model.times(p)))
-        for p in pipelines
-    ]
+    clocks: dict[PipelineTimes, Clock] = {}
+    workers = []
+    for p in pipelines:
+        times = model.times(p)
+        clock = clocks.setdefault(times, Clock(times))
+        workers.append(Worker(p.micro_batch_size, total // p.micro_batch_size, clock))
     split = level(workers, total)
     if split is not None:
         yield tuple(p._replace(micro_batches=m) for p, m in zip(pipelines, split, strict=True))

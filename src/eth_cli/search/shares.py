@@ -17,7 +17,8 @@ class Worker(NamedTuple):
     max_micro_batches: int
     """Most that its memory allows."""
     time_s: Callable[[int], float]
-    """Time of so many micro-batches, not falling [s]."""
+    """Time of so many micro-batches, not falling [s]. The same object for like pipelines makes
+    them equal, so that each sort of pipeline is looked at once."""
 
 
 def level(workers: Sequence[Worker], global_batch_size: int) -> list[int] | None:
@@ -43,7 +44,8 @@ def level(workers: Sequence[Worker], global_batch_size: int) -> list[int] | None
 
 
 def _split(workers: Sequence[Worker], time_s: float, total: int) -> list[int] | None:
-    most = [_most_within(worker, time_s) for worker in workers]
+    by_worker = {worker: _most_within(worker, time_s) for worker in dict.fromkeys(workers)}
+    most = [by_worker[worker] for worker in workers]
     if 0 in most:
         return None
     surplus = sum(w.micro_batch_size * m for w, m in zip(workers, most, strict=True)) - total

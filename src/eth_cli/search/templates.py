@@ -93,6 +93,7 @@ class Problem:
         self._costs: dict[tuple[int, int], StageCosts] = {}
         self._hops: dict[int, Floats] = {}
         self._one_way: dict[tuple[int, int, int], float] = {}
+        self._times: dict[Template, PipelineTimes] = {}
 
     @property
     def network(self) -> Network:
@@ -190,6 +191,12 @@ class Problem:
 
     def times(self, template: Template) -> PipelineTimes:
         """Durations of a template over the fastest links: no placement of it is faster."""
+        times = self._times.get(template)
+        if times is None:
+            times = self._times[template] = self._make_times(template)
+        return times
+
+    def _make_times(self, template: Template) -> PipelineTimes:
         size = template.micro_batch_size
         stages = template.stages
         costs = [self.costs(s.kind, size) for s in stages]

@@ -1,0 +1,74 @@
+"""The two baselines: how they cut, which grids they look at, whom they leave out."""
+
+from __future__ import annotations
+
+import pytest
+from unit.search.problems import cluster_of, profile_of
+
+from eth_cli.errors import InfeasibleError
+from eth_cli.plan import Plan
+from eth_cli.search.baselines import even_cut
+from eth_cli.search.planner import SearchOptions, search
+
+LAYERS = ("embedding", *["transformer"] * 7, "head")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "num_stages", "edges"),
+    [
+        (LAYERS, 1, [0, 9]),
+        (LAYERS, 2, [0, 5, 9]),  # 4 + 3 layers; embedding and head come on top
+        (LAYERS, 3, [0, 4, 6, 9]),
+        (LAYERS, 7, [0, 2, 3, 4, 5, 6, 7, 9]),
+        (LAYERS, 8, [0, 2, 3, 4, 5, 6, 7, 8, 9]),  # fewer layers than stages: blocks count alike
+        (LAYERS, 10, None),
+        (("a", "b", "c", "d"), 3, [0, 2, 3, 4]),
+    ],
+)
+def test_even_cut(kinds: tuple[str, ...], num_stages: int, edges: list[int] | None) -> None:
+    cut = even_cut(kinds, num_stages)
+    if edges is None:
+        assert cut is None
+    else:
+        assert cut == tuple(zip(edges[:-1], edges[1:], strict=True))
+
+
+def _plan(strategy: str, total: int = 8, memory_bytes: int = 10**9, **nodes: int) -> Plan:
+    blocks = {
+        "x": [(1.0, 2.0)] * 4,
+        "y": [(2.0, 4.0)] * 4,
+    }
+    cluster = cluster_of(*({t: n} for t, n in nodes.items()), memory_bytes=memory_bytes)
+    options = SearchOptions(global_batch_size=total, strategy=strategy)
+    return search(profile_of(blocks=blocks), cluster, options).plan
+
+
+def test_every_device_is_used_with_equal_shares_and_one_cut() -> None:
+    for strategy in ("even", "uneven-layers"):
+        plan = _plan(strategy, x=2, y=2)
+        assert not plan.unused_devices
+        assert len({(p.micro_batches, p.micro_batch_size) for p in plan.pipelines}) == 1
+        assert len({tuple(s.blocks for s in p.stages) for p in plan.pipelines}) == 1
+
+
+def test_uneven_layers_gives_the_fast_column_more() -> None:
+    # No device holds the model: two pipelines of a fast and a slow stage, or one of four.
+    plan = _plan("uneven-layers", x=2, y=2, memory_bytes=3 * 26_000 + 20_000 + 200)
+    assert {tuple(s.blocks for s in p.stages) for p in plan.pipelines} == {((0, 3), (3, 4))}
+    even = _plan("even", x=2, y=2, memory_bytes=3 * 26_000 + 20_000 + 200)
+    assert {tuple(s.blocks for s in p.stages) for p in even.pipelines} == {((0, 2), (2, 4))}
+
+
+def test_fewest_and_slowest_devices_are_left_out_where_no_grid_takes_all() -> None:
+    # 5 devices: no number of pipelines divides 5 and 8; 5 stages are more than 4 blocks.
+    plan = _plan("even", x=3, y=2)
+    (unused,) = plan.unused_devices
+    assert unused.device == "n1:1"
+    assert "divides both 5 devices" in unused.reason
+
+
+def test_no_grid_at_all_says_what_lacks() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        _plan("even", x=2, memory_bytes=30_000)
+    assert "stage 0 (blocks 0 to 1)" in caught.value.binding
+    assert "bytes are lacking" in caught.value.binding
