@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import make_profile
+
+from eth_cli.profile.table import write_profile
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "eth_cli"
@@ -222,3 +225,20 @@ def run_cli(*argv: str) -> str:
 def test_help_never_imports_torch() -> None:
     for argv in (["--help"], ["--version"], ["run", "--help"]):
         assert not imported_by(run_cli(*argv)) & {"torch", "pulp", "highspy", "numpy"}
+
+
+def test_planning_with_a_profile_never_imports_torch(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile.json", make_profile(types=("fast", "slow")))
+    spec = SOURCE.parent / "cluster_specs" / "laptop.yaml"
+    text = spec.read_text(encoding="utf-8").replace("6MiB", "1GB")
+    (tmp_path / "cluster.yaml").write_text(text, encoding="utf-8")
+    files = ("--cluster", f"{tmp_path}/cluster.yaml", "--profile", f"{tmp_path}/profile.json")
+    plan = f"{tmp_path}/plan.json"
+    commands = (
+        ("plan", *files, "--global-batch-size", "4", "-o", plan),
+        ("simulate", plan, *files),
+    )
+    for argv in commands:
+        loaded = imported_by(run_cli(*argv))
+        assert "torch" not in loaded
+        assert "pulp" in loaded or argv[0] != "plan"
