@@ -53,9 +53,10 @@ class DeviceType(Record):
     """Whether a paced CPU process plays this device."""
 
     def lacks_dtype(self, dtype: str) -> str | None:
-        """Why the hardware cannot train in a dtype; None where it can or no figure tells."""
-        if self.peak_flops and dtype not in self.peak_flops:
-            return f"has no {dtype} peak (it has: {', '.join(sorted(self.peak_flops))})"
+        """Why the hardware cannot train in a dtype; None where it can or no figure tells.
+
+        A peak that is absent tells nothing: a profile with times in this dtype knows better.
+        """
         capability = self.compute_capability
         if dtype == "bf16" and capability is not None and capability < BF16_CAPABILITY:
             return (

@@ -34,7 +34,7 @@ def test_a_column_is_a_twentieth_of_the_step() -> None:
     )
     assert lines[0] == "0 a:0 FFFFF·····BBBBBBBBBB"
     assert lines[1] == "1 b:0 ·····FF···········oo"
-    assert lines[2].split() == ["0", "20", "s"]
+    assert lines[2].split() == ["0", "20.0", "s"]
 
 
 def test_computing_wins_over_a_sync_beside_it_and_other_names_are_left_out() -> None:

@@ -20,6 +20,7 @@ from eth_cli.render.tables import join_devices, percent
 from eth_cli.render.training import describe, run_summary
 from eth_cli.search.planner import SearchOptions, search
 from eth_cli.search.simulate import simulate
+from eth_cli.units import format_seconds
 
 
 def text_of(*parts: RenderableType, width: int = 120) -> str:
@@ -43,7 +44,7 @@ def test_a_profile_shows_each_cost_and_the_parameters() -> None:
     text = text_of(*profile_tables(make_profile(types=("fast",), micro_batch_sizes=(2,))))
     rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith(" fast")}
     assert list(rows) == ["embedding", "transformer", "head"]
-    assert rows["transformer"][4:8] == ["6.2", "ms", "12.4", "ms"]
+    assert rows["transformer"][4:8] == ["6.20", "ms", "12.4", "ms"]
     assert "8 blocks, 22.50 M parameters, 128 tokens a sample, fp32" in text
 
 
@@ -56,7 +57,7 @@ def test_a_plan_shows_who_holds_what_and_what_limits() -> None:
     row = next(line for line in lines if "b:0" in line and "slow" in line)
     assert "[6, 8)" in row
     assert sum("  limit" in line for line in lines) == 1
-    assert f"step {simulation.step_time_s * 1e3:.3g} ms" in text
+    assert f"step {format_seconds(simulation.step_time_s)}" in text
     assert "DOES NOT FIT" not in text
 
 

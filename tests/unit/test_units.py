@@ -82,8 +82,11 @@ def test_sizes_for_people(num_bytes: float, expected: str) -> None:
 
 
 def test_times_and_rates_for_people() -> None:
-    assert units.format_seconds(0.0031) == "3.1 ms"
+    assert units.format_seconds(0.0031) == "3.10 ms"
+    assert units.format_seconds(13.0) == "13.0 s"
+    assert units.format_seconds(0.99996) == "1,000 ms"
+    assert units.format_seconds(1234.5) == "1,234 s"
     assert units.format_seconds(0) == "0 s"
-    assert units.format_seconds(7e-9) == "7 ns"
+    assert units.format_seconds(7e-9) == "7.00 ns"
     assert units.format_bytes_per_s(25e9) == "25 GB/s"
     assert units.format_bytes_per_s(12) == "12 B/s"

@@ -131,12 +131,13 @@ def rooflines_of(cluster: Cluster, types: Sequence[str], *, dtype: str) -> dict[
 
 def _unsupported(name: str, device_type: DeviceType, dtype: str) -> str | None:
     """Why a type cannot be estimated in a dtype; None when it can."""
-    if not device_type.peak_flops:
-        return f"{name} has no {dtype} peak (it has: none)"
+    peak = device_type.peak_flops.get(dtype)
+    if peak is None:
+        known = ", ".join(sorted(device_type.peak_flops)) or "none"
+        return f"{name} has no {dtype} peak (it has: {known})"
     reason = device_type.lacks_dtype(dtype)
     if reason is not None:
         return f"{name} {reason}"
-    peak = device_type.peak_flops[dtype]
     return None if peak > 0 else f"{name} has a {dtype} peak of {peak} FLOP/s, not above 0"
 
 

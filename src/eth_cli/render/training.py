@@ -64,7 +64,7 @@ def describe(now: StepProgress) -> str:
     loss = "skipped, not finite" if now.loss is None else f"loss {now.loss:.4f}"
     return (
         f"{loss}  {format_seconds(now.step_time_s)}/step  {now.tokens_per_s:,.0f} tokens/s  "
-        f"{format_seconds(round(now.eta_s))} left"
+        f"{now.eta_s:,.0f} s left"
     )
 
 
