@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from eth_cli.search.assign import Chosen, choose, columns
+from eth_cli.search.assign import Chosen, Column, choose, columns
 from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
 from eth_cli.search.place import Share, place
@@ -24,19 +24,20 @@ STALE_TARGETS = 4
 """Targets in a row without a better plan after which the search for one ends."""
 
 
-def improve(problem: Problem, families: Families, best: Best, *, bound_s: float) -> None:
+def improve(problem: Problem, parts: Sequence[Families], best: Best, *, bound_s: float) -> None:
     """Offer plans of all devices, then of the fastest kinds only, for targets up to the best."""
-    _offer_single(problem, families, best)
-    fast_to_slow = sorted(families.space.kinds, key=problem.seconds_a_sample)
+    for families in parts:
+        _offer_single(problem, families, best)
+    fast_to_slow = sorted(range(len(problem.kinds)), key=problem.seconds_a_sample)
     for num_kinds in range(len(fast_to_slow), 0, -1):
         counts = tuple(
             n if k in fast_to_slow[:num_kinds] else 0 for k, n in enumerate(problem.counts)
         )
-        _raise_targets(problem, families, counts, best, bound_s)
+        _raise_targets(problem, parts, counts, best, bound_s)
 
 
 def _raise_targets(
-    problem: Problem, families: Families, counts: Counts, best: Best, bound_s: float
+    problem: Problem, parts: Sequence[Families], counts: Counts, best: Best, bound_s: float
 ) -> None:
     """Plans of some devices for rising targets, until they stop getting better."""
     stale = 0
@@ -45,22 +46,49 @@ def _raise_targets(
         target_s = bound_s * factor
         if target_s >= best.limit_s or stale == STALE_TARGETS:
             return
-        cols, num_dominated = columns(families, target_s)
-        best.prune("dominated", num_dominated)
-        cols = [c for c in cols if all(u <= n for u, n in zip(c.vector, counts, strict=True))]
-        if not cols:
+        owners = _columns(parts, counts, best, target_s)
+        if not owners:
             continue
-        _, chosen = choose(cols, counts, problem.global_batch_size)
+        _, chosen = choose(list(owners), counts, problem.global_batch_size)
         if chosen is None or tuple(chosen) in seen:
             continue
         seen.add(tuple(chosen))
-        found = [
-            template
-            for c in chosen
-            if (template := families.template(c.vector, c.micro_batch_size, c.micro_batches))
-        ]
-        assert len(found) == len(chosen), "a family within a target has a cut"
-        stale = 0 if offer_templates(problem, found, best) else stale + 1
+        part_of = {(c.vector, c.micro_batch_size): part for c, part in owners.items()}
+        templates = [_template(part_of[c.vector, c.micro_batch_size], c) for c in chosen]
+        found = [template for template in templates if template is not None]
+        is_better = len(found) == len(chosen) and offer_templates(problem, found, best)
+        stale = 0 if is_better else stale + 1
+
+
+def _template(families: Families, chosen: Chosen) -> Template | None:
+    """The cut of a chosen family; None: its memory has no room for so many micro-batches.
+
+    That can be for a number between two of the grid, where a family's capacity is optimistic;
+    the cut for the number below is then as good, for the shares are made anew anyway.
+    """
+    b = chosen.micro_batch_size
+    template = families.template(chosen.vector, b, chosen.micro_batches)
+    if template is None:
+        below = max(m for m in families.grids[b] if m <= chosen.micro_batches)
+        template = families.template(chosen.vector, b, below)
+    return template
+
+
+def _columns(
+    parts: Sequence[Families], counts: Counts, best: Best, target_s: float
+) -> dict[Column, Families]:
+    """Columns of all parts over some devices, each with the part that is tightest about it."""
+    tightest: dict[tuple[Counts, int], tuple[Column, Families]] = {}
+    for part in parts:
+        found, num_dominated = columns(part, target_s)
+        best.prune("dominated", num_dominated)
+        for column in found:
+            if all(u <= n for u, n in zip(column.vector, counts, strict=True)):
+                key = (column.vector, column.micro_batch_size)
+                known = tightest.get(key)
+                if known is None or column.max_micro_batches < known[0].max_micro_batches:
+                    tightest[key] = (column, part)
+    return dict(tightest.values())
 
 
 def _offer_single(problem: Problem, families: Families, best: Best) -> None:
@@ -102,18 +130,20 @@ def share_out(problem: Problem, templates: Sequence[Template]) -> list[Share] | 
     return [Share(t, m) for t, m in zip(ordered, split, strict=True)]
 
 
+_GROWN = 32
+"""Pipelines that are tried with one more device, divided by the number of pipelines."""
+
+
 # --- Local search: one more device ------------------------------------------------------------
 
 
-def with_one_more(
-    problem: Problem, templates: Sequence[Template], kind: int, *, max_pipelines: int = 8
-) -> Best:
+def with_one_more(problem: Problem, templates: Sequence[Template], kind: int) -> Best:
     """The best plan that also uses a device of a kind: as a stage more anywhere, or on its own.
 
-    Looks at up to ``max_pipelines`` different pipelines, each with its cuts made anew.
+    Looks at some different pipelines, fewer where there are many, each with its cuts made anew.
     """
     best = Best()
-    for template in list(Counter(templates))[:max_pipelines]:
+    for template in list(Counter(templates))[: max(1, _GROWN // len(templates))]:
         others = list(templates)
         others.remove(template)
         if len(template.stages) < problem.num_blocks:

@@ -204,8 +204,7 @@ class _Search:
             )
         families = choose_families(self.problem)
         bound_s = families.bound_s
-        for family in families.parts:
-            heuristic.improve(self.problem, family, best, bound_s=bound_s)
+        heuristic.improve(self.problem, families.parts, best, bound_s=bound_s)
         self._refine(starts, best)
         proved = False
         if families.is_complete and best.limit_s > bound_s and self._may_exhaust():
@@ -223,7 +222,7 @@ class _Search:
         """Climb from the best plan, and from those that look worse but have fewer segments."""
         if best.pipelines is not None:
             starts.insert(0, best.pipelines)
-        budget = _REFINEMENTS
+        budget = _REFINEMENT
         for pipelines in dict.fromkeys(starts):
             budget = refine(self.model, pipelines, best, budget=budget)
 
@@ -244,8 +243,9 @@ class _Search:
     def _explore_unused(self, best: Best, proved: bool) -> dict[str, str]:
         """Why each type has devices left; better plans that turn up on the way are kept."""
         problem = self.problem
-        for _ in range(_ROUNDS_OF_GROWTH):
-            assert best.pipelines is not None
+        assert best.pipelines is not None
+        rounds = 0 if proved else _GROWTH // len(best.pipelines)
+        for turn in range(rounds + 1):
             reasons = {}
             grown = False
             templates = _templates_of(problem, best.pipelines)
@@ -254,12 +254,13 @@ class _Search:
                     continue
                 tried = heuristic.with_one_more(problem, templates, k)
                 best.num_simulated += tried.num_simulated
-                if not proved and tried.pipelines and best.offer(tried.pipelines, tried.time_s):
-                    grown = True
-                    break
+                if turn < rounds and tried.pipelines is not None:
+                    grown = best.offer(tried.pipelines, tried.time_s)
+                    if grown:
+                        break
                 reasons[kind.device_type] = _why_unused(best.time_s, tried.time_s)
             if not grown:
-                return reasons
+                break
         return reasons
 
     # --- The answer ----------------------------------------------------------------------------
@@ -344,14 +345,14 @@ class _Search:
         )
 
 
-_REFINEMENTS = 2_000
-"""Pipelines that are simulated to judge small changes to good plans."""
+_REFINEMENT = 10_000
+"""What `refine` may spend on small changes to good plans."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
-_ROUNDS_OF_GROWTH = 16
-"""Most devices that are added to a plan one by one after the search."""
+_GROWTH = 32
+"""Devices that are added to a plan one by one after the search, divided by its pipelines."""
 
 
 def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:

@@ -18,12 +18,15 @@ from eth_cli.search.timeline import Clock, PipelineTimes
 
 Pipelines = tuple[PlacedPipeline, ...]
 
+_SIMULATION = 20
+"""Cost of a simulation beside that of its pipelines, 1 each."""
+
 
 def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -> int:
     """Offer every plan on the way from ``pipelines`` up the hill.
 
     Args:
-        budget: pipelines that may be simulated.
+        budget: what may be spent; a simulation costs a little, and more with every pipeline.
 
     Returns:
         What is left of the budget.
@@ -39,7 +42,7 @@ def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -
             if not fits(model, candidate):
                 best.prune("memory")
                 continue
-            budget -= len(candidate)
+            budget -= _SIMULATION + len(candidate)
             time_s = model.evaluate(candidate).step_time_s
             best.offer(candidate, time_s)
             if time_s < current_s * (1 - 1e-9):

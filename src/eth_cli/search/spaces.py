@@ -14,7 +14,7 @@ from eth_cli.search.assign import family_bound_s, work_bound_s
 from eth_cli.search.capacity import CountSpace, Families, num_vectors
 from eth_cli.search.templates import Problem
 
-_FAMILY_OPERATIONS = 2e8
+_FAMILY_OPERATIONS = 4e8
 """Elements of the family programme's tables, over all micro-batch numbers, that are worth it."""
 _GRID = 48
 """Numbers of micro-batches, per micro-batch size, that families are computed for."""

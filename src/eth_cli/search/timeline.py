@@ -22,7 +22,7 @@ class ComputeStep(NamedTuple):
     micro_batch: int
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def compute_steps(num_stages: int, num_micro_batches: int) -> tuple[ComputeStep, ...]:
     """The compute actions of `pipeline_order` in one order that respects every dependency.
 
@@ -147,14 +147,16 @@ def chain_s(times: Sequence[Sequence[float]]) -> float:
 
 
 class Clock:
-    """Time of a pipeline by its micro-batches: simulated up to where the pace is steady."""
+    """Time of a pipeline by its micro-batches: simulated at first, then on at its steady pace."""
 
     def __init__(self, times: PipelineTimes) -> None:
         self.times = times
-        self.steady = 8 * len(times.forward_s)
+        # After twice its stages a pipeline has filled and its pace has settled, or nearly so.
+        self.steady = 2 * len(times.forward_s)
+        self.steady_end_s = run_pipeline(times, self.steady).end_s
+        self.period_s = period_s(times)
 
     def __call__(self, micro_batches: int) -> float:
         if micro_batches <= self.steady:
             return run_pipeline(self.times, micro_batches).end_s
-        until = run_pipeline(self.times, self.steady).end_s
-        return until + (micro_batches - self.steady) * period_s(self.times)
+        return self.steady_end_s + (micro_batches - self.steady) * self.period_s

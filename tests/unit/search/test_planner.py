@@ -440,8 +440,13 @@ def test_self_contained_plan_paces_what_it_uses_of_emulated_devices() -> None:
 # --- Scale ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_nodes", "num_types"), [(8, 2), (12, 3)])
-def test_large_clusters_end_in_bounded_time(num_nodes: int, num_types: int) -> None:
+@pytest.mark.parametrize(
+    ("num_nodes", "num_types", "memory_bytes"),
+    [(8, 2, 10_000_000), (12, 3, 10_000_000), (12, 3, 4_400_000)],
+)
+def test_large_clusters_end_in_bounded_time(
+    num_nodes: int, num_types: int, memory_bytes: int
+) -> None:
     types = ["t0", "t1", "t2", "t3"][:num_types]
     profile = profile_of(
         blocks={
@@ -453,10 +458,14 @@ def test_large_clusters_end_in_bounded_time(num_nodes: int, num_types: int) -> N
         parameters=[90_000] * 14,
     )
     cluster = cluster_of(
-        *({types[i % num_types]: 7} for i in range(num_nodes)), memory_bytes=10_000_000
+        *({types[i % num_types]: 7} for i in range(num_nodes)), memory_bytes=memory_bytes
     )
     report = _plan(cluster, profile, 3 * 7 * num_nodes)
     assert report.gap < 1.0
+    used = {d for p in report.plan.pipelines for s in p.stages for d in s.devices}
+    unused = {u.device for u in report.plan.unused_devices if u.reason}
+    assert used | unused == set(cluster.devices)
+    assert not report.simulation.excesses
     assert report.step_time_s <= min(
         (r.step_time_s for r in report.rivals if r.step_time_s is not None), default=1e9
     )
