@@ -442,7 +442,7 @@ def test_self_contained_plan_paces_what_it_uses_of_emulated_devices() -> None:
 
 @pytest.mark.parametrize(
     ("num_nodes", "num_types", "memory_bytes"),
-    [(8, 2, 10_000_000), (12, 3, 10_000_000), (12, 3, 4_400_000)],
+    [(8, 2, 10_000_000), (12, 3, 10_000_000), (6, 3, 4_400_000)],
 )
 def test_large_clusters_end_in_bounded_time(
     num_nodes: int, num_types: int, memory_bytes: int
