@@ -2,9 +2,9 @@
 
 `even` cuts every pipeline into as equal numbers of transformer blocks as possible (embedding and
 head go with the first and last stage). `uneven-layers` has one cut too, but balances it to the
-slowest device of each stage column. Both get the best D, micro-batch size and natural order of the
-devices (fast to slow by column, or by row). Only when no grid over all devices is feasible are the
-fewest devices left out, slowest first.
+slowest device of each stage column, or keeps the even one where that is better. Both get the best
+D, micro-batch size and natural order of the devices (fast to slow by column, or by row). Only when
+no grid over all devices is feasible are the fewest devices left out, slowest first.
 """
 
 from __future__ import annotations
@@ -47,9 +47,24 @@ class BaselinePlan:
 def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
     """The best plan of a baseline (``even`` or ``uneven-layers``).
 
+    An even cut is one of those that ``uneven-layers`` may choose, so that it is never the worse of
+    the two, also where only an even grid would leave devices out.
+
     Raises:
         InfeasibleError: no grid over any number of devices fits.
     """
+    best = _best_grid(problem, strategy)
+    if strategy != "even":
+        try:
+            even = _best_grid(problem, "even")
+        except InfeasibleError:
+            return best
+        if even.step_time_s < best.step_time_s:
+            return even
+    return best
+
+
+def _best_grid(problem: Problem, strategy: str) -> BaselinePlan:
     devices = _fast_to_slow(problem)
     num_tried = 0
     reason = ""

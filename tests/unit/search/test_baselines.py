@@ -75,3 +75,18 @@ def test_no_grid_at_all_says_what_lacks() -> None:
         _plan("even", x=2, memory_bytes=30_000)
     assert "stage 0 (blocks 0 to 1)" in caught.value.binding
     assert "bytes are lacking" in caught.value.binding
+
+
+@pytest.mark.parametrize("memory_bytes", [60_000, 100_000, 10**9])
+@pytest.mark.parametrize(("x", "y"), [(1, 2), (2, 4), (3, 4), (5, 2)])
+def test_uneven_layers_is_never_worse_than_even(x: int, y: int, memory_bytes: int) -> None:
+    times = {}
+    for strategy in ("even", "uneven-layers"):
+        try:
+            plan = _plan(strategy, memory_bytes=memory_bytes, num_blocks=5, x=x, y=y)
+        except InfeasibleError:
+            times[strategy] = float("inf")
+            continue
+        assert plan.predicted is not None
+        times[strategy] = plan.predicted.step_time_s
+    assert times["uneven-layers"] <= times["even"]
