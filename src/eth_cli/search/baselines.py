@@ -3,15 +3,16 @@
 `even` cuts every pipeline into as equal numbers of transformer blocks as possible (embedding and
 head go with the first and last stage). `uneven-layers` has one cut too, but balances it to the
 slowest device of each stage column, or keeps the even one where that is better. Both get the best
-D, micro-batch size and natural order of the devices (fast to slow by column, or by row). Only when
-no grid over all devices is feasible are the fewest devices left out, slowest first.
+D, micro-batch size and natural order of the devices (fast to slow by column, or by row). Where no
+grid over all devices is feasible, the fewest are left out, slowest first; `uneven-layers` leaves
+the slowest types out as well where that is faster.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from eth_cli.model import EMBEDDING, HEAD
 from eth_cli.schedule import num_in_flight
 from eth_cli.search.memory import stage_memory
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
+from eth_cli.search.request import EVEN
 from eth_cli.search.templates import Floats, Problem
-from eth_cli.units import format_bytes
+from eth_cli.units import format_bytes, format_seconds
 
 Grid = tuple[tuple[Device, ...], ...]
 """Devices by pipeline and stage."""
@@ -36,10 +38,10 @@ class BaselinePlan:
 
     pipelines: tuple[PlacedPipeline, ...]
     step_time_s: float
-    num_left_out: int
-    """Usable devices that no feasible grid could take in."""
+    num_used: int
+    """Devices in the grid."""
     why_left_out: str
-    """Why no grid over more devices is feasible; empty when none is left out."""
+    """Why it leaves usable devices out; empty when it leaves none out."""
     num_tried: int
     """Grids looked at."""
 
@@ -47,25 +49,41 @@ class BaselinePlan:
 def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
     """The best plan of a baseline (``even`` or ``uneven-layers``).
 
-    An even cut is one of those that ``uneven-layers`` may choose, so that it is never the worse of
-    the two, also where only an even grid would leave devices out.
+    ``uneven-layers`` is the best single configuration that one would find by trying: an even cut
+    is one of its choices, and so is the cluster without its slowest types of devices.
 
     Raises:
         InfeasibleError: no grid over any number of devices fits.
     """
-    best = _best_grid(problem, strategy)
-    if strategy != "even":
-        try:
-            even = _best_grid(problem, "even")
-        except InfeasibleError:
-            return best
-        if even.step_time_s < best.step_time_s:
-            return even
+    devices = _fast_to_slow(problem)
+    if strategy == EVEN:
+        return _fullest_grid(problem, strategy, devices)
+    found = []
+    failures = []
+    for num_used in range(len(devices), 0, -1):
+        if num_used < len(devices) and devices[num_used].type == devices[num_used - 1].type:
+            continue
+        for cut in (strategy, EVEN):
+            try:
+                found.append(_fullest_grid(problem, cut, devices[:num_used]))
+            except InfeasibleError as error:
+                failures.append(error)
+    if not found:
+        raise failures[0]
+    best = min(found, key=lambda plan: plan.step_time_s)
+    num_left_out = len(devices) - best.num_used
+    if num_left_out and found[0].num_used > best.num_used:
+        why = (
+            f"one configuration over {found[0].num_used} devices takes "
+            f"{format_seconds(found[0].step_time_s)} a step, this one "
+            f"{format_seconds(best.step_time_s)}"
+        )
+        return replace(best, why_left_out=why)
     return best
 
 
-def _best_grid(problem: Problem, strategy: str) -> BaselinePlan:
-    devices = _fast_to_slow(problem)
+def _fullest_grid(problem: Problem, strategy: str, devices: Sequence[Device]) -> BaselinePlan:
+    """The best grid over all these devices, or over as many of the fastest as any fits on."""
     num_tried = 0
     reason = ""
     for num_used in range(len(devices), 0, -1):
@@ -82,13 +100,15 @@ def _best_grid(problem: Problem, strategy: str) -> BaselinePlan:
             if best is None or time_s < best[0]:
                 best = (time_s, pipelines)
         if best is not None:
+            why = ""
+            if num_used < len(devices):
+                why = "no grid over more devices is feasible: "
+                why += reason or _no_grid(problem, len(devices))
             return BaselinePlan(
                 pipelines=best[1],
                 step_time_s=best[0],
-                num_left_out=len(devices) - num_used,
-                why_left_out=""
-                if num_used == len(devices)
-                else reason or _no_grid(problem, len(devices)),
+                num_used=num_used,
+                why_left_out=why,
                 num_tried=num_tried,
             )
     reason = reason or _no_grid(problem, len(devices))
@@ -167,7 +187,7 @@ def _cut(
         num_in_flight(s, num_stages=num_stages, num_micro_batches=micro_batches)
         for s in range(num_stages)
     ]
-    if strategy == "even":
+    if strategy == EVEN:
         return _even(problem, columns, needs, micro_batch_size)
     return _balanced(problem, columns, needs, micro_batch_size)
 

@@ -183,8 +183,7 @@ class _Search:
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
         bound_s = min(choose_families(self.problem).bound_s, grid.step_time_s)
-        note = f"no grid over more devices is feasible: {grid.why_left_out}"
-        unused = dict.fromkeys(self._unused_types(grid.pipelines), note)
+        unused = dict.fromkeys(self._unused_types(grid.pipelines), grid.why_left_out)
         return self._report(best, bound_s, unused, ())
 
     def _hpp(self) -> SearchReport:

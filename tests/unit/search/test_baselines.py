@@ -90,3 +90,13 @@ def test_uneven_layers_is_never_worse_than_even(x: int, y: int, memory_bytes: in
         assert plan.predicted is not None
         times[strategy] = plan.predicted.step_time_s
     assert times["uneven-layers"] <= times["even"]
+
+
+def test_uneven_layers_leaves_the_slowest_type_out_where_that_is_faster() -> None:
+    # Seven devices divide nothing: one pipeline of seven stages over four blocks has no plan, and
+    # four fast devices as four pipelines beat any grid that waits for the slow ones.
+    plan = _plan("uneven-layers", x=4, y=3)
+    assert {d.device.split(":")[0] for d in plan.unused_devices} == {"n1"}
+    (reason,) = {d.reason for d in plan.unused_devices}
+    assert "one configuration over" in reason
+    assert "takes" in reason
