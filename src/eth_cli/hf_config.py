@@ -7,6 +7,7 @@ blocks cannot reproduce is refused, never dropped.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -63,13 +64,13 @@ class _Config(Record):
             raise FieldError(faults)
         return self
 
+    @abstractmethod
     def shape_faults(self) -> list[tuple[Location, str]]:
         """Everything wrong with how the fields go together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_spec(self, name: str) -> ModelSpec:
         """The model that the configuration describes."""
-        raise NotImplementedError
 
 
 class _Gpt2(_Config):
