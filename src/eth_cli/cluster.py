@@ -149,12 +149,15 @@ class Cluster(Record):
                 )
             )
         if self.network.intra_node is None:
+            own = {o.between[0] for o in self.network.overrides if len(o.between) == 1}
             unknown = sorted(
                 {
                     group.type
                     for node in self.nodes
                     for group in node.devices
-                    if node.num_devices > 1 and group.type not in catalogue.GPU_TYPES
+                    if node.num_devices > 1
+                    and node.name not in own
+                    and group.type not in catalogue.GPU_TYPES
                 }
             )
             if unknown:

@@ -140,13 +140,14 @@ class ClusterFile(Record):
     def _name_faults(self) -> Iterator[tuple[serde.Location, str]]:
         seen: dict[str, int] = {}
         for i, entry in enumerate(self.nodes):
-            double = [name for name in entry.node_names() if name in seen]
+            double = [name for name in (entry.name, *entry.node_names()) if name in seen]
             if double:
                 yield (
                     ("nodes", i, "name"),
                     f"{double[0]!r} names two nodes; nodes[{seen[double[0]]}] has it too",
                 )
-            seen |= dict.fromkeys(entry.node_names(), i)
+            # The entry's own name is taken too: an override may mean all of its nodes by it.
+            seen |= dict.fromkeys((entry.name, *entry.node_names()), i)
 
     def _type_faults(self) -> Iterator[tuple[serde.Location, str]]:
         known = {*self.device_types, *catalogue.GPU_TYPES}
@@ -162,14 +163,43 @@ class ClusterFile(Record):
 
     def _override_faults(self) -> Iterator[tuple[serde.Location, str]]:
         names = {name for e in self.nodes for name in (e.name, *e.node_names())}
+        seen: dict[frozenset[str], int] = {}
         for k, override in enumerate(self.network.overrides):
-            for end in override.between:
-                if end not in names:
-                    yield (
-                        ("network", "overrides", k, "between"),
-                        f"unknown node {end!r}{did_you_mean(end, names)}; nodes are "
-                        f"{some_of(sorted(names))}",
-                    )
+            at: serde.Location = ("network", "overrides", k, "between")
+            unknown = [end for end in override.between if end not in names]
+            for end in unknown:
+                yield (
+                    at,
+                    f"unknown node {end!r}{did_you_mean(end, names)}; nodes are "
+                    f"{some_of(sorted(names))}",
+                )
+            if unknown:
+                continue
+            pairs = [frozenset(pair) for pair in self._pairs(override)]
+            if not pairs:
+                only = override.between[0]
+                yield at, f"names {only} twice; write [{only}] for the links inside {only}"
+            double = [pair for pair in pairs if pair in seen]
+            if double:
+                yield (
+                    at,
+                    f"[{', '.join(sorted(double[0]))}] has an override already, "
+                    f"network.overrides[{seen[double[0]]}]; keep one",
+                )
+            seen |= dict.fromkeys(pairs, k)
+
+    def _pairs(self, override: OverrideEntry) -> list[tuple[str, str]]:
+        """Pairs of nodes that an override is for; a node with itself means inside of it.
+
+        The name of an entry with a count stands for all of its nodes.
+        """
+        members = {e.name: e.node_names() for e in self.nodes}
+        ends = [members.get(end, (end,)) for end in override.between]
+        if len(ends) == 1:
+            return [(a, a) for a in ends[0]]
+        # [a, a] of an entry with a count means each pair of its nodes, once.
+        pairs = {tuple(sorted((a, b))): (a, b) for a in ends[0] for b in ends[1] if a != b}
+        return list(pairs.values())
 
     def resolve(self) -> Cluster:
         """The cluster in SI units, nodes expanded, catalogue figures filled in."""
@@ -192,18 +222,11 @@ class ClusterFile(Record):
         )
 
     def _network(self) -> Network:
-        members = {e.name: e.node_names() for e in self.nodes}
-        overrides = []
-        for entry in self.network.overrides:
-            # The name of an entry with a count stands for all of its nodes.
-            ends = [members.get(end, (end,)) for end in entry.between]
-            pairs = [(a, b) for a in ends[0] for b in ends[-1] if len(ends) == 1 or a != b]
-            if len(ends) == 1:
-                pairs = [(a, a) for a in ends[0]]
-            overrides += [
-                LinkOverride(between=(a,) if a == b else (a, b), link=entry.resolve())
-                for a, b in pairs
-            ]
+        overrides = [
+            LinkOverride(between=(a,) if a == b else (a, b), link=entry.resolve())
+            for entry in self.network.overrides
+            for a, b in self._pairs(entry)
+        ]
         intra, inter = self.network.intra_node, self.network.inter_node
         return Network(
             intra_node=None if intra is None else intra.resolve(),

@@ -1,7 +1,7 @@
 """The plan: which pipelines, stages, devices and shares. Owns plan.json.
 
 All legality that a plan can be checked for by itself is checked on construction, so a hand-edited
-file meets the same rules as a solved one; `check_cluster` and `check_model` add what needs those.
+file meets the same rules as a solved one; `check_cluster` and `check_num_blocks` add the rest.
 The planner and the runtime ask the plan the same questions (`ranks`, `block_owners`, `segments`).
 """
 
@@ -93,7 +93,8 @@ class SolverInfo(Record):
     gap: Annotated[float, Field(ge=0)]
     """step_time_s / bound_s - 1."""
     wall_s: Seconds
-    """Search time, rounded up to whole seconds, so that the same inputs give the same bytes."""
+    """Search time, rounded up to whole seconds. The one figure that the inputs do not determine;
+    rounded so, a plan that is searched again usually has the same bytes."""
     pruned: dict[str, int] = {}
     """Candidates left out, by rule."""
 

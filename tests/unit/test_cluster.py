@@ -96,6 +96,9 @@ nodes: [{name: a, devices: [{type: A100-40, count: 2}, {type: T4}]}]
         ("[ha, hb]", "[ha]", "nodes[0].hosts"),
         ("hosts: [ha, hb]", "host: ha", "nodes[0].host"),
         ("[b], bandwidth: 7GB/s", "[c], bandwidth: 7GB/s", "network.overrides[1].between"),
+        ("[b], bandwidth: 7GB/s", "[b, b], bandwidth: 7GB/s", "network.overrides[1].between"),
+        ("[b], bandwidth: 7GB/s", "[b, a0], bandwidth: 7GB/s", "network.overrides[1].between"),
+        ("{name: b,", "{name: a,", "nodes[1].name"),
         ("memory: 16GB, ", "", "device_types.Y.memory"),
         ("{bf16: 312", "{fp8: 312", "device_types.X.peak.fp8"),
         ("count: 3", "count: 900000", "nodes"),
@@ -107,6 +110,22 @@ def test_a_fault_stands_at_its_place_in_the_file(
     text = TEXT.replace(old, new)
     assert text != TEXT
     assert field in faults(text, tmp_path)
+
+
+def test_the_name_of_an_entry_with_a_count_means_each_pair_of_its_nodes(tmp_path: Path) -> None:
+    text = TEXT.replace("[a, b], bandwidth: 10Gbps", "[a, a], bandwidth: 10Gbps")
+    cluster = read(text, tmp_path)
+    a0, a1, b = (cluster.devices[d] for d in ("a0:0", "a1:0", "b:0"))
+    assert cluster.link(a0, a1).latency_s == cluster.link(a1, a0).latency_s == 50e-6
+    assert cluster.link(a0, b).latency_s == 30e-6
+    assert cluster.link(a0, cluster.devices["a0:1"]).latency_s == 5e-6
+
+
+def test_a_link_inside_every_node_that_needs_one_is_enough(tmp_path: Path) -> None:
+    text = TEXT.replace("  intra_node: {bandwidth: 300GB/s, latency: 5us}\n", "")
+    assert faults(text, tmp_path) == ["network.intra_node"]
+    only_b = text.replace("count: 3", "count: 1")
+    assert read(only_b, tmp_path).network.intra_node is None
 
 
 def test_an_unknown_type_is_one_fault_for_each_entry_not_for_each_node(tmp_path: Path) -> None:

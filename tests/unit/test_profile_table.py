@@ -111,6 +111,7 @@ def test_case_34_times_that_are_no_times_are_refused(tmp_path: Path) -> None:
         (lambda d: d["devices"].append({"type": "A100-40"}), "devices[1].type"),
         (lambda d: d["model"].update(tied_blocks=[[0, 26]]), "model.tied_blocks[0]"),
         (lambda d: d["model"].update(tied_blocks=[[3]]), "model.tied_blocks[0]"),
+        (lambda d: d["model"].update(tied_blocks=[[0, 1], [1, 25]]), "model.tied_blocks[1]"),
         (
             lambda d: d["model"].update(tied_blocks=[0, 25], tied_parameters=10**9),
             "model.tied_parameters",
@@ -152,6 +153,20 @@ def test_a_stage_stores_a_tied_weight_once() -> None:
     assert model.stage_parameters(0, 2) == 180
     assert model.stage_parameters(2, 5) == 245
     assert model.stage_parameters(0, 5) == 110 + 210 + 105 - 100
+
+
+def test_a_tied_weight_of_unknown_size_is_all_of_the_smallest_block(tmp_path: Path) -> None:
+    data = json.loads(CONTRACT)
+    assert read(tmp_path, data).model.tied_parameters == 0
+    data["model"]["tied_blocks"] = [0, 25]
+    profile = read(tmp_path, data)
+    assert profile.model.tied_parameters == 51480576
+    # What the file does not say is not written either.
+    assert "tied_parameters" not in serde.to_data(profile)["model"]
+    data["model"]["tied_parameters"] = 51478528
+    profile = read(tmp_path, data)
+    assert profile.model.tied_parameters == 51478528
+    assert serde.to_data(profile)["model"]["tied_parameters"] == 51478528
 
 
 def test_links_by_latency_and_bandwidth() -> None:

@@ -53,8 +53,10 @@ class ProfiledModel(Record):
     """Bytes that cross between two stages for one sample, one direction."""
     tied_blocks: Annotated[tuple[tuple[int, ...], ...], BeforeValidator(_one_group)] = ()
     """Groups of block indices that share one weight, such as [[0, 25]]."""
-    tied_parameters: Annotated[int, Field(ge=0)] = 0
-    """Parameters of the weight that a group shares."""
+    given_tied_parameters: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, alias="tied_parameters"
+    )
+    """Parameters of the weight that a group shares, where the file says."""
     spec: ModelSpec | None = None
     """The model's shape, where the profiler knew it: what `eth run` builds the blocks from."""
 
@@ -72,8 +74,13 @@ class ProfiledModel(Record):
                 for b in group
                 if not 0 <= b < self.num_blocks
             ]
+            faults += [
+                (("tied_blocks", g), f"block {b} stands in another group too; join the groups")
+                for b in group
+                if any(b in other for other in self.tied_blocks[:g])
+            ]
         if self.tied_blocks and not faults:
-            least = min(self.parameters[b] for group in self.tied_blocks for b in group)
+            least = self._least_tied()
             if self.tied_parameters > least:
                 faults.append(
                     (
@@ -91,6 +98,20 @@ class ProfiledModel(Record):
         if faults:
             raise FieldError(faults)
         return self
+
+    @cached_property
+    def tied_parameters(self) -> int:
+        """Parameters of the weight that a group shares.
+
+        Where the file does not say, the weight is all of the smallest tied block: a head is
+        little else, and what else there is (a norm) is small beside it.
+        """
+        if self.given_tied_parameters is not None:
+            return self.given_tied_parameters
+        return self._least_tied() if self.tied_blocks else 0
+
+    def _least_tied(self) -> int:
+        return min(self.parameters[b] for group in self.tied_blocks for b in group)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -195,8 +216,9 @@ class LinkEntry(Record):
     def transfer_s(self, num_bytes: float) -> float:
         """Time of one transfer [s]: latency + bytes / bandwidth, or the table interpolated.
 
-        Between rows the table is linear in bytes; below the first row its time is kept (latency
-        dominates); above the last one the rate of the last two rows goes on.
+        Between rows a table is linear in bytes; below the first row its time is kept (latency
+        dominates); above the last one the rate of the last two rows goes on. More bytes never
+        take less time, whatever noise a table holds.
         """
         if self.table is None:
             assert self.bandwidth_bytes_per_s is not None  # checked on construction
