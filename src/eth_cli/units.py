@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -36,15 +37,15 @@ def _parse(value: object, units: dict[str, float], what: str, example: str) -> f
     match = _QUANTITY.fullmatch(value)
     if match is None or len(value) > _LONGEST:
         raise ValueError(f"{value[:_LONGEST]!r} is not {what}; write it like {example}")
-    number, unit = float(match[1]), match[2]
+    number, unit = match[1], match[2]
     if unit not in units:
         known = ", ".join(u for u in units if not u.startswith(("K", "P")) or u.startswith("Ki"))
         problem = f"has no unit that is {what}" if unit else "has no unit"
         raise ValueError(f"{value!r} {problem}; use one of {known}")
-    result = number * units[unit]
-    if not math.isfinite(result) or result < 0:
+    if not 0 <= float(number) * units[unit] < math.inf:
         raise ValueError(f"{value!r} must be finite and not negative")
-    return result
+    # In decimals, so that 50us is the float nearest to 0.00005, as a reader expects.
+    return float(Decimal(number) * Decimal(str(units[unit])))
 
 
 def parse_bytes(value: object) -> int:
