@@ -157,10 +157,14 @@ def _grids(problem: Problem, devices: Sequence[Device]) -> Iterator[tuple[int, G
                 for i in range(num_pipelines)
             )
             yield b, rows
-            if [[d.type for d in row] for row in columns] != [
-                [d.type for d in row] for row in rows
-            ]:
+            # Which node a device is in decides its links, so like types alone do not make the two
+            # the same.
+            if _sorts(columns) != _sorts(rows):
                 yield b, columns
+
+
+def _sorts(grid: Grid) -> list[list[tuple[str, str]]]:
+    return [[(d.node, d.type) for d in row] for row in grid]
 
 
 def _pipelines(

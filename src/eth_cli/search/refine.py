@@ -64,8 +64,11 @@ def fits(model: CostModel, pipelines: Sequence[PlacedPipeline]) -> bool:
 
 def _sort_of(pipeline: PlacedPipeline) -> object:
     """Equal for pipelines of the same memory: all but the identity of the devices."""
-    stages = [(*stage[:2], stage.devices[0].type, len(stage.devices)) for stage in pipeline.stages]
-    return pipeline[:2], tuple(stages)
+    return (
+        pipeline.micro_batch_size,
+        pipeline.micro_batches,
+        tuple((*s[:2], s.devices[0].type, len(s.devices), s.recompute) for s in pipeline.stages),
+    )
 
 
 def _moves(model: CostModel, pipelines: Pipelines) -> Iterator[Pipelines]:

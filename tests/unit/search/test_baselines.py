@@ -10,7 +10,7 @@ from unit.search.problems import cluster_of, profile_of
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan
 from eth_cli.search.baselines import even_cut
-from eth_cli.search.planner import SearchOptions, search
+from eth_cli.search.planner import SearchOptions, compare, search
 
 LAYERS = ("embedding", *["transformer"] * 7, "head")
 
@@ -100,3 +100,25 @@ def test_uneven_layers_leaves_the_slowest_type_out_where_that_is_faster() -> Non
     (reason,) = {d.reason for d in plan.unused_devices}
     assert "one configuration over" in reason
     assert "takes" in reason
+
+
+def test_like_devices_on_different_nodes_are_placed_by_column_too() -> None:
+    # A device holds one block, so a pipeline has two stages. Inside a node a boundary costs much
+    # less than a sync (1e3 against 4e6 bytes), so the owners of a segment belong together.
+    profile = profile_of(
+        blocks={"x": [(0.01, 0.02)] * 2},
+        parameters=[1_000_000] * 2,
+        activations=[1_000] * 2,
+        boundary_bytes=1_000,
+    )
+    cluster = cluster_of({"x": 2}, {"x": 2}, memory_bytes=17_000_000, inter=(1e-5, 1e7))
+    options = SearchOptions(global_batch_size=8)
+    answers = compare(profile, cluster, options)
+    times = set()
+    for report in answers.values():
+        assert not isinstance(report, InfeasibleError)
+        times.add(report.step_time_s)
+        for pipeline in report.plan.pipelines:
+            first, second = (stage.devices[0].split(":")[0] for stage in pipeline.stages)
+            assert first != second
+    assert len(times) == 1  # like devices, even work: there is nothing to gain over a plain grid
