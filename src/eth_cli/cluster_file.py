@@ -34,7 +34,7 @@ _Flops = Annotated[float, BeforeValidator(units.parse_flops), Field(gt=0)]
 _Seconds = Annotated[float, BeforeValidator(units.parse_seconds), Field(ge=0)]
 
 
-class LinkEntry(Record):
+class LinkFigures(Record):
     """``{bandwidth: 25Gbps, latency: 30us}``."""
 
     bandwidth: _Rate
@@ -45,7 +45,7 @@ class LinkEntry(Record):
         return Link(latency_s=self.latency, bandwidth_bytes_per_s=self.bandwidth)
 
 
-class OverrideEntry(LinkEntry):
+class OverrideEntry(LinkFigures):
     """A link entry with the nodes that it holds for."""
 
     between: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
@@ -54,8 +54,8 @@ class OverrideEntry(LinkEntry):
 class NetworkEntry(Record):
     """The ``network`` section."""
 
-    intra_node: LinkEntry | None = None
-    inter_node: LinkEntry | None = None
+    intra_node: LinkFigures | None = None
+    inter_node: LinkFigures | None = None
     overrides: tuple[OverrideEntry, ...] = ()
 
 

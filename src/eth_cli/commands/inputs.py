@@ -32,25 +32,7 @@ def check_fits(
         plan.check_cluster(cluster, file=str(plan_path))
     if profile is not None:
         _check_digest(plan, plan_path, "profile", profile.digest(), profile_path)
-        plan.check_num_blocks(
-            profile.model.num_blocks, file=str(plan_path), source=f"the profile {profile_path}"
-        )
-        faults = [
-            Fault(
-                file=str(plan_path),
-                field=field,
-                message=f"is {own}, but the profile {profile_path} has {other}; "
-                "profile again or change the plan",
-            )
-            for field, own, other in (
-                ("model", plan.model, profile.model.name),
-                ("seq_len", plan.seq_len, profile.seq_len),
-                ("dtype", plan.dtype, profile.dtype),
-            )
-            if own != other
-        ]
-        if faults:
-            raise ConfigError(faults)
+        profile.check_plan(plan, file=str(plan_path), source=f"the profile {profile_path}")
 
 
 def _check_digest(plan: Plan, plan_path: Path, what: str, digest: str, path: Path | None) -> None:

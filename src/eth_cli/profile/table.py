@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from eth_cli import serde
+from eth_cli.errors import ConfigError, Fault
 from eth_cli.model import ModelSpec
+from eth_cli.plan import Plan
 from eth_cli.serde import FieldError, Location, Record
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -324,6 +326,30 @@ class Profile(Record):
         if entry is None or entry.process_bytes is None:
             return self.memory.process_bytes
         return entry.process_bytes
+
+    def check_plan(self, plan: Plan, *, file: str, source: str) -> None:
+        """Raise ConfigError unless a plan is for this profile's model and kind of training.
+
+        Args:
+            file: what the plan is called in messages.
+            source: what this profile is called in messages.
+        """
+        plan.check_num_blocks(self.model.num_blocks, file=file, source=source)
+        faults = [
+            Fault(
+                file=file,
+                field=field,
+                message=f"is {own}, but {source} has {other}; profile again or change the plan",
+            )
+            for field, own, other in (
+                ("model", plan.model, self.model.name),
+                ("seq_len", plan.seq_len, self.seq_len),
+                ("dtype", plan.dtype, self.dtype),
+            )
+            if own != other
+        ]
+        if faults:
+            raise ConfigError(faults)
 
     def digest(self) -> str:
         """Digest of everything that a plan depends on."""

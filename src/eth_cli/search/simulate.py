@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eth_cli.cluster import Cluster
-from eth_cli.errors import ConfigError, Fault
 from eth_cli.events import Span
 from eth_cli.plan import DeviceMemory, Plan, Prediction
 from eth_cli.profile.table import Profile
@@ -115,23 +114,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, *, overlap: bool = 
 def check_plan(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     """Raise ConfigError unless the plan is for this cluster and this profile's model."""
     plan.check_cluster(cluster, file="plan")
-    plan.check_num_blocks(
-        profile.model.num_blocks, file="plan", source=f"the profile of {profile.model.name}"
-    )
-    faults = [
-        Fault(
-            file="plan",
-            field=field,
-            message=f"is {ours!r}, but the profile was made for {theirs!r}; use that one's profile",
-        )
-        for field, ours, theirs in (
-            ("seq_len", plan.seq_len, profile.seq_len),
-            ("dtype", plan.dtype, profile.dtype),
-        )
-        if ours != theirs
-    ]
-    if faults:
-        raise ConfigError(faults)
+    profile.check_plan(plan, file="plan", source=f"the profile of {profile.model.name}")
 
 
 def simulate_with(model: CostModel, plan: Plan, *, overlap: bool = True) -> Simulation:
