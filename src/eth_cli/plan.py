@@ -27,7 +27,9 @@ Seconds = Annotated[float, Field(ge=0)]
 
 MAX_BLOCKS = 100_000
 MAX_STAGES = 100_000
-"""Larger plans are refused before anything is allocated for them."""
+MAX_ACTIONS = 2_000_000
+"""Larger plans are refused before anything is allocated for them. Actions are the forwards of all
+stages: a schedule lists every micro-batch of every stage."""
 
 
 class Stage(Record):
@@ -188,6 +190,7 @@ class Plan(Record):
     @model_validator(mode="after")
     def _check(self) -> Plan:
         faults = [*self._block_faults(), *self._device_faults(), *self._batch_faults()]
+        faults += self._size_faults()
         if self.cluster is not None and not faults:
             faults += list(self._cluster_faults(self.cluster))
         if self.model_spec is not None and not faults:
@@ -253,6 +256,16 @@ class Plan(Record):
                 f"shares {parts} = {total} samples, but global_batch_size is "
                 f"{self.global_batch_size}; change one of them",
             )
+
+    def _size_faults(self) -> Iterable[tuple[Location, str]]:
+        for i, pipeline in enumerate(self.pipelines):
+            num_actions = pipeline.micro_batches * len(pipeline.stages)
+            if num_actions > MAX_ACTIONS:
+                yield (
+                    ("pipelines", i, "micro_batches"),
+                    f"is {pipeline.micro_batches}; with {len(pipeline.stages)} stages at most "
+                    f"{MAX_ACTIONS // len(pipeline.stages)} are run; use larger micro-batches",
+                )
 
     def _cluster_faults(self, cluster: Cluster) -> Iterable[tuple[Location, str]]:
         for i, pipeline in enumerate(self.pipelines):

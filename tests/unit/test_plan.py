@@ -133,3 +133,17 @@ def test_a_plan_survives_its_file_with_the_same_bytes(tmp_path: Path) -> None:
     write_plan(tmp_path / "a.json", plan)
     write_plan(tmp_path / "b.json", read_plan(tmp_path / "a.json"))
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_plan_too_long_to_run_is_refused_before_its_schedule_is_made() -> None:
+    def make_long(data: dict[str, Any]) -> None:
+        pipeline = data["pipelines"][0]
+        data["global_batch_size"] += pipeline["micro_batch_size"] * (
+            10**8 - pipeline["micro_batches"]
+        )
+        pipeline["micro_batches"] = 10**8
+
+    ((field, message),) = faults(make_long)
+    assert field == "pipelines[0].micro_batches"
+    assert "100000000" in message
+    assert "1000000 are run" in message
