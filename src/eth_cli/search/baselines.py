@@ -21,6 +21,7 @@ from eth_cli.errors import InfeasibleError
 from eth_cli.model import EMBEDDING, HEAD
 from eth_cli.schedule import num_in_flight
 from eth_cli.search.memory import stage_memory
+from eth_cli.search.order import canonical_nodes
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.request import EVEN
 from eth_cli.search.templates import Floats, Problem
@@ -127,11 +128,11 @@ def _no_grid(problem: Problem, num_devices: int) -> str:
 
 
 def _fast_to_slow(problem: Problem) -> list[Device]:
-    """Usable devices by the time of the whole model on one of them, then in cluster order."""
-
+    """Usable devices by the time of the whole model on one of them, then in nodes' order."""
+    place = {name: i for i, name in enumerate(canonical_nodes(problem.model.cluster))}
     speed = {kind.device_type: problem.seconds_a_sample(k) for k, kind in enumerate(problem.kinds)}
     usable = [d for d in problem.model.cluster.devices.values() if d.type in speed]
-    return sorted(usable, key=lambda d: speed[d.type])
+    return sorted(usable, key=lambda d: (speed[d.type], d.type, place[d.node]))
 
 
 def _grids(problem: Problem, devices: Sequence[Device]) -> Iterator[tuple[int, Grid]]:

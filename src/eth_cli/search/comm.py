@@ -21,6 +21,7 @@ from typing import Final
 
 from eth_cli.cluster import Cluster, Device, Link
 from eth_cli.profile.table import LinkEntry, Profile
+from eth_cli.search.order import canonical_nodes
 
 GRADIENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one gradient element on the wire: gradients travel in the dtype they are computed in."""
@@ -112,7 +113,7 @@ class Network:
         for entry in profile.links:
             self._measured.setdefault((entry.scope, *entry.devices), []).append(entry)
         self._overridden = {frozenset(o.between) for o in cluster.network.overrides}
-        self._node_index = {node.name: i for i, node in enumerate(cluster.nodes)}
+        self._node_index = {name: i for i, name in enumerate(canonical_nodes(cluster))}
         self._paths: dict[tuple[str, str, str, str], Path] = {}
         self._shared_paths: dict[object, Path] = {}
         self._between: dict[tuple[str, str], tuple[Path, ...]] = {}

@@ -2,7 +2,8 @@
 
 `place` is quick and good: whole pipelines inside a node where they fit, else consecutive stages
 together, or all first stages together, all second ones, and so on. `placements` lists every way
-that the model can tell apart, for small clusters. Both are deterministic.
+that the model can tell apart, for small clusters. Both are deterministic, and take nodes in the
+order of `order`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eth_cli.cluster import Cluster, Device, Link
+from eth_cli.search.order import canonical_nodes
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.templates import Kind, Template
 
@@ -26,14 +28,14 @@ class Free:
     """Devices that are not taken yet, by node and type, in order of their index."""
 
     def __init__(self, cluster: Cluster, excluded: Collection[str] = ()) -> None:
-        self.nodes = [node.name for node in cluster.nodes]
+        self.nodes = canonical_nodes(cluster)
         self.devices: list[dict[str, list[Device]]] = [{} for _ in self.nodes]
         index = {name: i for i, name in enumerate(self.nodes)}
         for device in cluster.devices.values():
             if device.id not in excluded:
                 by_type = self.devices[index[device.node]]
                 by_type.setdefault(device.type, []).append(device)
-        self.node_kind = _node_kinds(cluster, self.devices)
+        self.node_kind = _node_kinds(cluster, self.nodes, self.devices)
         """Nodes of the same number are alike in devices and links."""
 
     def count(self, node: int, device_type: str) -> int:
@@ -48,9 +50,11 @@ class Free:
         return taken
 
 
-def _node_kinds(cluster: Cluster, devices: Sequence[Mapping[str, Sequence[Device]]]) -> list[int]:
+def _node_kinds(
+    cluster: Cluster, names: Sequence[str], devices: Sequence[Mapping[str, Sequence[Device]]]
+) -> list[int]:
     """By node the first node that it can change places with: same devices, same links to all."""
-    links: dict[str, dict[str, Link]] = {node.name: {} for node in cluster.nodes}
+    links: dict[str, dict[str, Link]] = {name: {} for name in names}
     for override in cluster.network.overrides:
         first, last = override.between[0], override.between[-1]
         links[first][last] = links[last][first] = override.link
@@ -58,7 +62,6 @@ def _node_kinds(cluster: Cluster, devices: Sequence[Mapping[str, Sequence[Device
     def seen_from(node: str, other: str) -> dict[str, Link]:
         return {"" if n == node else n: link for n, link in links[node].items() if n != other}
 
-    names = list(links)
     candidates: dict[object, list[int]] = {}
     kinds = []
     for i, name in enumerate(names):
