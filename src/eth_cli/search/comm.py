@@ -23,8 +23,10 @@ from eth_cli.cluster import Cluster, Device, Link
 from eth_cli.profile.table import LinkEntry, Profile
 from eth_cli.search.order import canonical_nodes
 
-GRADIENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of one gradient element on the wire: gradients travel in the dtype they are computed in."""
+GRADIENT_BYTES: Final = 4
+"""Bytes of one gradient element on the wire, whatever dtype the blocks compute in: gradients are
+accumulated over micro-batches and summed over owners in fp32, for bf16 and fp16 would lose small
+addends. The runtime's buckets and the bytes per parameter of the memory model are fp32 too."""
 
 
 class Path:
@@ -53,20 +55,31 @@ class Path:
 
     def _transfer_s(self, num_bytes: float, flows: int) -> float:
         if not self._entries:
-            return self._link.latency_s + num_bytes * flows / self._link.bandwidth_bytes_per_s
+            return self._shared_s(num_bytes, flows)
         if any(entry.flows == flows for entry in self._entries):
             # More flows never speed up each: a figure below that of fewer flows is noise.
             return max(e.transfer_s(num_bytes) for e in self._entries if e.flows <= flows)
-        # Wire time of all flows together: no number of flows can beat it.
-        wire_s = num_bytes * flows / self._link.bandwidth_bytes_per_s
         if len(self._entries) == 1:
-            measured = self._entries[0]
-            measured_s = measured.transfer_s(num_bytes)
-            shared_s = self._link.latency_s + wire_s
-            if flows > measured.flows:
-                return max(measured_s, shared_s)
-            return min(measured_s, max(measured_s * flows / measured.flows, shared_s))
+            return self._from_one_s(self._entries[0], num_bytes, flows)
         return self._scaled_s(num_bytes, flows)
+
+    def _from_one_s(self, measured: LinkEntry, num_bytes: float, flows: int) -> float:
+        """From the only measured number of flows, by how the NIC's bandwidth is shared.
+
+        One flow alone may leave a part of the NIC idle, which others fill first. Several flows
+        share it already: more of them share what these had, and are slower in proportion.
+        """
+        measured_s = measured.transfer_s(num_bytes)
+        shared_s = self._shared_s(num_bytes, flows)
+        if flows < measured.flows:
+            return min(measured_s, max(measured_s * flows / measured.flows, shared_s))
+        if measured.flows == 1:
+            return max(measured_s, shared_s)
+        return measured_s * shared_s / self._shared_s(num_bytes, measured.flows)
+
+    def _shared_s(self, num_bytes: float, flows: int) -> float:
+        """Time on a NIC whose bandwidth all flows share in full."""
+        return self._link.latency_s + num_bytes * flows / self._link.bandwidth_bytes_per_s
 
     def _scaled_s(self, num_bytes: float, flows: int) -> float:
         """Between two measured numbers of flows: time grows with the power that they show.

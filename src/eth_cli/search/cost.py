@@ -69,7 +69,6 @@ class CostModel:
         self.cluster = cluster
         self.tables = BlockTables(profile)
         self.network = Network(cluster, profile)
-        self.gradient_bytes = GRADIENT_BYTES[profile.dtype]
         self._buckets: dict[object, tuple[Bucket, ...]] = {}
         self._rings: dict[tuple[Device, ...], Ring] = {}
         self._optimizer: dict[tuple[str, int, int, int], float] = {}
@@ -196,7 +195,7 @@ class CostModel:
             launch = max(launch, ready)
         groups = [pipelines[i].stages[s].devices for i, s in bucket.owners]
         return Transfer(
-            bucket.owners, launch, bucket.num_parameters * self.gradient_bytes, self._ring(groups)
+            bucket.owners, launch, bucket.num_parameters * GRADIENT_BYTES, self._ring(groups)
         )
 
     def _ring(self, groups: Sequence[tuple[Device, ...]]) -> Ring:
@@ -233,7 +232,8 @@ class CostModel:
         `timeline.period_s`; of gradient sync only what can never be hidden, the buckets that block
         0's backward or a tied weight completes, each at the full rate of its links. Exact for
         uniform stages without communication. For uneven ones it is an estimate: too long where
-        the bottleneck's work hides the filling, too short where sync queues up.
+        the bottleneck's work hides the filling, too short where sync queues up. No search goes by
+        it: it is there as the independent check of `evaluate`.
         """
         paces = [self.times(pipeline) for pipeline in pipelines]
         totals = [
@@ -253,7 +253,7 @@ class CostModel:
             gradsync_s=sum(
                 all_reduce_s(
                     self._ring([pipelines[i].stages[s].devices for i, s in bucket.owners]),
-                    bucket.num_parameters * self.gradient_bytes,
+                    bucket.num_parameters * GRADIENT_BYTES,
                 )
                 for bucket in last
             ),

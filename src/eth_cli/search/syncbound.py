@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eth_cli.search.comm import GRADIENT_BYTES
 from eth_cli.search.gradsync import Bucket, Owner, buckets
 from eth_cli.search.place import Share
 from eth_cli.search.templates import Problem, Template
@@ -82,7 +83,7 @@ class SyncBound:
         time_s = self._rings.get(key)
         if time_s is None:
             problem = self.problem
-            num_bytes = bucket.num_parameters * problem.model.gradient_bytes
+            num_bytes = bucket.num_parameters * GRADIENT_BYTES
             chunk = num_bytes / len(kinds)
             names = [problem.kinds[k].device_type for k in kinds]
             slowest = 0.0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eth_cli.schedule import num_in_flight
-from eth_cli.search.comm import Network
+from eth_cli.search.comm import GRADIENT_BYTES, Network
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import max_in_flight
 from eth_cli.search.timeline import PipelineTimes, run_pipeline
@@ -259,7 +259,7 @@ class Problem:
         """An all-reduce over the fastest link between any two devices, as every hop [s]."""
         if num_parameters <= 0 or num_owners < 2:
             return 0.0
-        chunk = num_parameters * self.model.gradient_bytes / num_owners
+        chunk = num_parameters * GRADIENT_BYTES / num_owners
         names = [kind.device_type for kind in self.kinds]
         times = [self.network.best_transfer_s(a, b, chunk) for a in names for b in names]
         return 2 * (num_owners - 1) * min((t for t in times if t is not None), default=0.0)

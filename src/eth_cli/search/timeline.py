@@ -2,7 +2,9 @@
 
 Sends never block the sender. A forward or backward starts when its device is free and its input
 has arrived. A boundary carries one transfer at a time in each direction, in order. Transfers of
-different boundaries are not made to wait for each other: in 1F1B they rarely coincide.
+different boundaries are not made to wait for each other, neither of one pipeline nor of several.
+Where they cross one NIC at the same moment this is too fast: equal pipelines placed by column run
+in lockstep, so their transfers do meet.
 """
 
 from __future__ import annotations

@@ -85,10 +85,32 @@ def test_nearest_measured_flows_are_scaled_by_the_sharing_they_show() -> None:
     assert network.transfer_s(X0, Y0, 1e6, flows=16) == pytest.approx(0.040)
 
 
-def test_more_flows_are_never_faster() -> None:
-    links = [_entry(("x", "y"), 1, 0.0, 1.0e8), _entry(("x", "y"), 2, 0.0, 1.2e8)]
+def test_only_several_flows_measured_are_scaled_both_ways() -> None:
+    # Four flows of 1e7 bytes/s each, a fifth of the NIC: sixteen share what those four had.
+    links = [_entry(("x", "y"), 4, 0.0, 1e7)]
+    cluster = cluster_of({"x": 9}, {"y": 9}, inter=(0.0, 2e8))
+    network = Network(cluster, profile_of(blocks=BLOCKS, links=links))
+    assert network.transfer_s(X0, Y0, 1e6, flows=16) == pytest.approx(4 * 0.1)
+    assert network.transfer_s(X0, Y0, 1e6, flows=8) == pytest.approx(2 * 0.1)
+    assert network.transfer_s(X0, Y0, 1e6, flows=4) == 0.1
+    assert network.transfer_s(X0, Y0, 1e6, flows=1) == pytest.approx(0.1 / 4)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        ((1, 1e8), (2, 1.2e8)),
+        ((4, 1e7),),
+        ((4, 9e8),),
+        ((3, 6e7),),
+        ((1, 3e8),),
+        ((2, 9e7), (4, 1e8)),
+    ],
+)
+def test_more_flows_are_never_faster(measured: tuple[tuple[int, float], ...]) -> None:
+    links = [_entry(("x", "y"), flows, 0.0, rate) for flows, rate in measured]
     network = Network(cluster_of({"x": 9}, {"y": 9}), profile_of(blocks=BLOCKS, links=links))
-    times = [network.transfer_s(X0, Y0, 1e6, flows=n) for n in range(1, 6)]
+    times = [network.transfer_s(X0, Y0, 1e6, flows=n) for n in range(1, 20)]
     assert times == sorted(times)
 
 

@@ -281,3 +281,16 @@ def test_sharded_optimizer_divides_update_and_state() -> None:
     assert parts.terms["optimizer_s"] == pytest.approx(0.5)
     assert whole.stages[0].memory.parameters_bytes == 16_000
     assert parts.stages[0].memory.parameters_bytes == 12_000
+
+
+def test_gradients_travel_in_fp32_whatever_the_blocks_compute_in() -> None:
+    cluster = cluster_of({"x": 2}, intra=(0.0, 1_000))
+    profile = profile_of(blocks={"x": [(1.0, 2.0)]}, parameters=[500])
+    plan = plan_of((1, [(0, 1, "n0:0")]), (1, [(0, 1, "n0:1")]))
+    for dtype in ("fp32", "bf16", "fp16"):
+        figures = simulate(
+            plan.model_copy(update={"dtype": dtype}),
+            profile.model_copy(update={"dtype": dtype}),
+            cluster,
+        )
+        assert figures.terms["gradsync_s"] == 2 * 500 * 4 / 2 / 1_000
