@@ -8,6 +8,7 @@ from eth_cli.cluster_file import read_cluster
 from eth_cli.commands.inputs import check_fits, naming_file
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.launch.config import RunOptions
+from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan, read_plan
 from eth_cli.profile.table import Profile, read_profile
 
@@ -107,11 +108,20 @@ def complete_plan(
         profile=profile,
         profile_path=profile_path,
     )
-    if spec is None and plan.model_spec is None and profile is not None:
-        spec = profile.model.spec
+    cluster = cluster or plan.cluster
+    if spec is not None:
+        _check_same_model(spec, plan.model_spec, file=str(plan_path), field="model_spec")
+        if profile is not None:
+            _check_same_model(spec, profile.model.spec, file=str(profile_path), field="model.spec")
+    spec = plan.model_spec or spec or (None if profile is None else profile.model.spec)
     if spec is not None:
         plan.check_num_blocks(spec.num_blocks, file=str(plan_path), source=f"the model {spec.name}")
-    cluster, spec = cluster or plan.cluster, spec or plan.model_spec
+        if plan.model_spec is None and plan.model != spec.name:
+            # What is kept of a run names what was trained, whatever the plan was written for.
+            plan = plan.model_copy(update={"model": spec.name})
+            if profile is not None:
+                renamed = profile.model.model_copy(update={"name": spec.name})
+                profile = profile.model_copy(update={"model": renamed})
     if cluster is None:
         raise ConfigError.single(
             str(plan_path), "cluster", "is missing; give the cluster file with --cluster"
@@ -128,3 +138,15 @@ def complete_plan(
         )
     plan = plan.model_copy(update={"predicted": simulation.prediction()})
     return self_contained(plan, cluster, profile, spec), profile
+
+
+def _check_same_model(given: ModelSpec, own: ModelSpec | None, *, file: str, field: str) -> None:
+    """Refuse a --model that is not the one a file was made for, if it says so; names may differ."""
+    if own is None or given.model_copy(update={"name": own.name}) == own:
+        return
+    names = f"{own.name}, but --model gives {given.name}"
+    if given.name == own.name:
+        names = f"another {own.name} than the one that --model gives"
+    raise ConfigError.single(
+        file, field, f"is {names}; leave --model out, or profile and plan for {given.name}"
+    )
