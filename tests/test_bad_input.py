@@ -163,6 +163,16 @@ CLUSTER_CASES = [
     key("cluster", "device_types.fast.memory", "-1GiB", "device_types.fast.memory", "-1GiB"),
     key("cluster", "device_types.fast.memory", "0GiB", "device_types.fast.memory", "0GiB"),
     key("cluster", "device_types.fast.memory", "nanGiB", "device_types.fast.memory"),
+    text(
+        "cluster",
+        "a-memory-without-bound",  # and without quotes, which a YAML writer would put
+        lambda t: t.replace("memory: 1GB", "memory: 1e400GiB"),
+        "device_types.fast.memory",
+        "1e400GiB",
+        "finite",
+    ),
+    text("cluster", "no-date", lambda t: "name: 2026-13-45\n", "line 1", "month"),
+    text("cluster", "no-number", lambda t: "name: x\nnodes: !!int many\n", "line 2", "many"),
     key("cluster", "device_types.fast.memory", DELETE, "device_types.fast.memory", "catalogue"),
     key("cluster", "device_types.fast.memory", "9" * 400 + "GiB", "device_types.fast.memory"),
     key("cluster", "device_types.fast.peak.fp8", "1TFLOPS", "peak.fp8", "bf16, fp16, fp32"),

@@ -7,11 +7,13 @@ Each file format itself lives in its owner module (cluster, plan, profile.table)
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -32,6 +34,7 @@ __all__ = [
     "digest",
     "dump_json",
     "format_location",
+    "is_stdout",
     "parse_json",
     "parse_yaml",
     "read_json",
@@ -141,6 +144,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:  # A number or a date that cannot be one.
+            raise yaml.constructor.ConstructorError(
+                None, None, _syntax_problem(error), node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
@@ -159,7 +170,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 # PyYAML takes 1e-5 for a text, because YAML 1.1 wants 1.0e-5; JSON and YAML 1.2 have no such rule.
 _UniqueKeyLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+"),
+    re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
 
@@ -246,13 +257,43 @@ def digest(data: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def is_stdout(path: str | Path) -> bool:
+    """Whether a path is where this process's stdout goes, as ``/dev/stdout`` always is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:
+        return False
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole file or none of it: beside, flushed to disk, then renamed into place.
 
+    A symbolic link stays and the file that it leads to is replaced. What exists and is no file of
+    its own (a device, a pipe, this process's stdout) is written to as it is.
+
     Raises:
-        ConfigError: the folder is absent or not writable.
+        ConfigError: the folder is absent or not writable, or the path is a folder itself.
+        OSError: the path is this process's stdout, and that cannot be written.
     """
-    path = Path(path)
+    if is_stdout(path):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            _write_through(path, text)
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        raise ConfigError.single(str(path), "", f"cannot be written: {error.strerror}") from None
+
+
+def _write_through(path: str | Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _replace(path: Path, text: str) -> None:
     # Not a fixed name: two commands may write the same file at once.
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -261,9 +302,10 @@ def write_text(path: str | Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise ConfigError.single(str(path), "", f"cannot be written: {error.strerror}") from None
+    except OSError:
+        with contextlib.suppress(OSError):  # In a read-only folder there is nothing to remove.
+            aside.unlink()
+        raise
 
 
 def write_json(path: str | Path, record: Record) -> None:

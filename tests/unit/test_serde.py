@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -189,6 +194,76 @@ def test_writing_is_whole_and_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
     with pytest.raises(ConfigError, match="cannot be written"):
         serde.write_json(tmp_path / "none" / "a.json", cart)
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to("there/real.json")
+    for text in ("one", "two"):  # The first makes the file that the link has waited for.
+        serde.write_text(link, text)
+        assert (tmp_path / "there/real.json").read_text() == text
+    assert link.is_symlink()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["link.json", "real.json", "there"]
+
+
+def test_what_is_no_file_of_its_own_is_written_through(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        serde.write_text(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        serde.write_text(tmp_path, "text")
+
+
+def test_a_device_that_is_written_to_stays_one(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    try:
+        os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))  # a /dev/full of our own
+        os.close(os.open(full, os.O_WRONLY))
+    except OSError:
+        pytest.skip("devices can be made by root only, on a file system that allows them")
+    with pytest.raises(ConfigError, match="full: cannot be written: No space left"):
+        serde.write_text(full, "text")
+    assert stat.S_ISCHR(full.stat().st_mode)
+    assert [p.name for p in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_stdout_by_its_path_is_stdout(tmp_path: Path, kind: str) -> None:
+    script = (
+        "import sys; from eth_cli import serde; print('a'); "
+        "serde.write_text('/dev/stdout', 'b'); print('c'); print(serde.is_stdout(sys.argv[1]))"
+    )
+    with open(tmp_path / "out", "w+") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script, "/dev/stdin"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if kind == "pipe" else out,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        out.seek(0)
+        said = done.stdout if kind == "pipe" else out.read()
+    assert said == "a\nbc\nFalse\n"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ConfigError) as error:
+        serde.write_text(tmp_path / "f.json", "text")
+    expected = f"{tmp_path / 'f.json'}: cannot be written: Read-only file system"
+    assert str(error.value) == expected
 
 
 def test_a_digest_follows_content_and_not_order() -> None:
