@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from operator import sub
 from typing import NamedTuple
 
-from eth_cli.search.assign import Column, best_capacity, columns
+from eth_cli.search.assign import Column, columns
+from eth_cli.search.bounds import best_capacity
 from eth_cli.search.capacity import Families
 from eth_cli.search.place import Share, placements
 from eth_cli.search.placed import PlacedPipeline

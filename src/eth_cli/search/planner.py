@@ -312,9 +312,7 @@ class _Search:
             ),
         )
         simulation = simulate_with(self.model, plan)
-        # The search and the plan must agree, and nothing that the solver said is taken on trust.
-        assert math.isclose(simulation.step_time_s, best.time_s, rel_tol=1e-9)
-        assert not simulation.excesses, str(simulation.excesses[0])
+        _check(simulation, best)
         bound_s = min(bound_s, simulation.step_time_s)
         gap = simulation.step_time_s / bound_s - 1
         status = "optimal" if gap <= _PROVED_GAP else "feasible"
@@ -352,6 +350,21 @@ _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
 _GROWTH = 32
 """Devices that are added to a plan one by one after the search, divided by its pipelines."""
+
+
+def _check(simulation: Simulation, best: Best) -> None:
+    """The search and the plan must agree; nothing that a solver said is taken on trust.
+
+    Raises:
+        RuntimeError: they do not, which is a defect of the search.
+    """
+    if not math.isclose(simulation.step_time_s, best.time_s, rel_tol=1e-9):
+        raise RuntimeError(
+            f"the search counted {best.time_s!r} s a step for its plan, the simulator takes "
+            f"{simulation.step_time_s!r} s"
+        )
+    if simulation.excesses:
+        raise RuntimeError(f"the search's plan does not fit: {simulation.excesses[0]}")
 
 
 def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eth_cli.search.assign import family_bound_s, work_bound_s
+from eth_cli.search.bounds import family_bound_s, work_bound_s
 from eth_cli.search.capacity import CountSpace, Families, num_vectors
 from eth_cli.search.templates import Problem
 

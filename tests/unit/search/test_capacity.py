@@ -8,14 +8,8 @@ import random
 import pytest
 from unit.search.problems import cluster_of, profile_of
 
-from eth_cli.search.assign import (
-    Chosen,
-    Column,
-    best_capacity,
-    best_capacity_lp,
-    choose,
-    columns,
-)
+from eth_cli.search.assign import Chosen, Column, choose, columns
+from eth_cli.search.bounds import best_capacity, best_capacity_lp
 from eth_cli.search.capacity import CountSpace, Families, micro_batch_grid, num_vectors
 from eth_cli.search.cost import CostModel
 from eth_cli.search.solver import Status

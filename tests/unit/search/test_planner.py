@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, SearchReport, compare, search, self_contained
-from eth_cli.search.simulate import simulate
+from eth_cli.search.simulate import Simulation, simulate, simulate_with
 
 MIB = 2**20
 
@@ -202,6 +203,22 @@ def test_device_that_would_slow_the_plan_is_left_out_with_both_times() -> None:
     assert unused.device == "n1:0"
     assert unused.reason.startswith("would not speed up the plan: 14")
     assert " without" in unused.reason
+
+
+def test_an_answer_that_the_simulator_denies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where assertions are compiled away."""
+    for change, text in (
+        (lambda s: {"step_time_s": 2 * s.step_time_s}, "the simulator takes"),
+        (lambda _: {"excesses": ("n0:0 lacks 5 bytes",)}, "does not fit: n0:0 lacks 5 bytes"),
+    ):
+
+        def changed(*args: Any, change: Any = change) -> Simulation:
+            simulation = simulate_with(*args)
+            return replace(simulation, **change(simulation))
+
+        monkeypatch.setattr("eth_cli.search.planner.simulate_with", changed)
+        with pytest.raises(RuntimeError, match=text):
+            _plan(cluster_of({"x": 1}), profile_of(blocks={"x": [(1.0, 2.0)]}), 2)
 
 
 # --- Infeasible ----------------------------------------------------------------------------------
