@@ -44,6 +44,9 @@ match behaviour:
         )
 
 status.update(state="training", step=3, operation="AGREE", waits=True)
+if behaviour == "freeze torchrun":
+    os.kill(os.getppid(), signal.SIGSTOP)
+    folder.stop.touch()
 while not folder.stop.exists():
     time.sleep(0.05)
     if behaviour == "lose":

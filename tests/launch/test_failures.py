@@ -11,6 +11,7 @@ import pytest
 from launch.launching import paced_plan, processes_of
 
 from eth_cli.errors import LaunchError
+from eth_cli.launch import supervise
 from eth_cli.launch.backend import load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import prepare_folder
@@ -136,3 +137,19 @@ def test_the_second_interrupt_kills(run_fake: Callable[..., RunResult]) -> None:
         run_fake(
             {2: "be deaf"}, num_interrupts=lambda: min(2, int((time.monotonic() - before) / 2))
         )
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_torchrun_that_hangs_when_all_ranks_are_done_does_not_hold_up_the_run(
+    run_fake: Callable[..., RunResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_saved: bool,
+) -> None:
+    monkeypatch.setattr(supervise, "END_S", 1.0)
+    if is_saved:
+        monkeypatch.setattr(RunFolder, "marker_of", lambda *_: Path(__file__))
+        assert run_fake({1: "freeze torchrun"}).stopped
+        return
+    with pytest.raises(LaunchError, match=r"torchrun did not end within 1 s, and .*step-000000 is"):
+        run_fake({1: "freeze torchrun"})

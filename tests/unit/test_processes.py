@@ -149,11 +149,17 @@ def test_a_plain_process_and_its_children_can_be_stopped_as_well() -> None:
         assert not is_alive(children[0])
 
 
-def test_a_process_dies_with_its_parent(trees: list[processes.ProcessTree], tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_dies_with_its_parent(
+    trees: list[processes.ProcessTree], tmp_path: Path, stopped: bool
+) -> None:
     dies = "from eth_cli.processes import die_with_parent; die_with_parent(); " + SLEEP
     tree = start(trees, START + child(dies) + SLEEP, tmp_path)
-    wait_for(tree, 2)
+    found = wait_for(tree, 2)
     time.sleep(0.5)  # until it has asked the kernel to
+    if stopped:
+        for pid in found - {tree.pid}:
+            os.kill(pid, signal.SIGSTOP)
     tree.kill()
     tree.wait(timeout=10)
     wait_for(tree, 0)

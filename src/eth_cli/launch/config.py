@@ -11,6 +11,9 @@ from eth_cli.serde import Record
 
 Positive = Annotated[int, Field(ge=1)]
 
+CHECKPOINT_MARKER = "complete.json"
+"""File in a checkpoint that makes it a whole one, and says what it is of."""
+
 
 class RunOptions(Record):
     """Everything a worker needs beside the plan. Defaults are resolved here, once."""
@@ -88,3 +91,7 @@ class RunFolder:
     def checkpoint_of(self, step: int) -> Path:
         """Folder of the checkpoint after ``step`` optimizer steps."""
         return self.checkpoints / f"step-{step:06d}"
+
+    def marker_of(self, step: int) -> Path:
+        """The `CHECKPOINT_MARKER` of the checkpoint after ``step`` optimizer steps."""
+        return self.checkpoint_of(step) / CHECKPOINT_MARKER

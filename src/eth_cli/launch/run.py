@@ -223,7 +223,7 @@ class Execution:
         while True:
             for _ in range(num_interrupts() - state.num_interrupts):
                 state, actions = supervise.advance(state, supervise.Interrupted())
-                self._act(actions)
+                self._act(actions, self.first_step)
             # The statuses first: what ends in between is then seen as ended next time.
             statuses = {
                 rank: status
@@ -240,23 +240,37 @@ class Execution:
                 records.append(record)
                 if self.on_progress is not None:
                     self.on_progress(speed.progress(record))
-            if self._act(actions):
+            step = records[-1].step if records else self.first_step
+            if self._act(actions, step):
                 return any(
                     r.status is not None and r.status.state == "stopped" for r in state.ranks
                 )
             time.sleep(_LOOK_S)
 
-    def _act(self, actions: tuple[supervise.Action, ...]) -> bool:
-        """Do what the supervisor says. Returns whether the run is over."""
+    def _act(self, actions: tuple[supervise.Action, ...], step: int) -> bool:
+        """Do what the supervisor says, after ``step`` steps. Returns whether the run is over."""
         for action in actions:
             match action:
                 case supervise.RequestStop():
                     self.job.folder.stop.touch()
-                case supervise.Finish():
+                case supervise.Finish(by_itself=by_itself):
+                    if not by_itself:
+                        self._check_saved(step)
                     return True
                 case supervise.Failure():
                     raise self._error(action)
         return False
+
+    def _check_saved(self, step: int) -> None:
+        """Of a job that does not end though its ranks are done: whether all its work is on disk."""
+        folder = self.job.folder
+        if not folder.marker_of(step).is_file():
+            log = folder.logs / "launcher.log"
+            raise LaunchError(
+                f"the run failed: all ranks are done, but torchrun did not end within "
+                f"{supervise.END_S:g} s, and {folder.checkpoint_of(step)} is not complete; see {log}",
+                log_path=str(log),
+            )
 
     def _error(self, failure: supervise.Failure) -> LaunchError:
         folder = self.job.folder

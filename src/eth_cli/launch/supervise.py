@@ -23,6 +23,8 @@ MAX_GAP_S = 2.0
 """Longest time that may pass between two observations [s]."""
 REPORT_S = 3.0
 """Time that torchrun gets to tell how a rank died, from when it was seen dead [s]."""
+END_S = 10.0
+"""Time that the job gets to end once all its ranks have said that they are done [s]."""
 COMPUTING = 0.2
 """A process that uses more of a core than this computes; less is the noise of waiting threads."""
 
@@ -74,6 +76,9 @@ class RequestStop:
 class Finish:
     """All ranks have ended well."""
 
+    by_itself: bool = True
+    """Whether the job has ended, too; if not, it hangs with nothing left to do."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
@@ -113,9 +118,14 @@ class RankState:
     """Watched time since when its process is no more, though its work is not done [s]."""
 
     @property
+    def says_done(self) -> bool:
+        """Whether it has said that it has nothing more to do."""
+        return self.status is not None and self.status.state in _ENDED_WELL
+
+    @property
     def is_done(self) -> bool:
         """Whether it has nothing more to do."""
-        return self.gone or (self.status is not None and self.status.state in _ENDED_WELL)
+        return self.gone or self.says_done
 
     @property
     def is_started(self) -> bool:
@@ -133,6 +143,8 @@ class State:
     """Time spent watching [s]; all other times count by it."""
     last_s: float | None = None
     """The clock at the last observation [s]."""
+    done_since_s: float | None = None
+    """Watched time since when all ranks have said that they are done [s]."""
     num_interrupts: int = 0
     over: bool = False
     """Whether the verdict has been given."""
@@ -171,7 +183,14 @@ def _noted(state: State, event: Observed) -> State:
         _noted_rank(old, event.statuses.get(rank), event.job.processes.get(rank), now)
         for rank, old in enumerate(state.ranks)
     )
-    return replace(state, ranks=ranks, watched_s=now, last_s=event.time_s)
+    all_done = all(seen.says_done for seen in ranks)
+    return replace(
+        state,
+        ranks=ranks,
+        watched_s=now,
+        last_s=event.time_s,
+        done_since_s=_since(state.done_since_s, all_done, now),
+    )
 
 
 def _noted_rank(
@@ -210,6 +229,8 @@ def _verdict(state: State, job: JobView) -> Finish | Failure | None:
     if any(_elapsed(state, _failed_since(seen)) > REPORT_S for seen in state.ranks):
         # torchrun is slow to tell, for one because it waits for ranks that do not end.
         return _first_failure(state, job.exits)
+    if _elapsed(state, state.done_since_s) > END_S:
+        return Finish(by_itself=False)
     return _stopped(state) or _not_started(state) or _hung(state)
 
 

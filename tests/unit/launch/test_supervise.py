@@ -11,6 +11,7 @@ import pytest
 from eth_cli.launch.backend import JobView, ProcessView
 from eth_cli.launch.status import Status
 from eth_cli.launch.supervise import (
+    END_S,
     MAX_GAP_S,
     REPORT_S,
     Action,
@@ -146,6 +147,23 @@ def test_a_run_that_ends_well_is_finished_once(run: Replay) -> None:
     assert run.actions == []  # torchrun decides when it is over
     run.look(code=0).look(code=0)
     assert run.actions == [Finish()]
+
+
+def test_a_job_that_does_not_end_when_all_ranks_are_done_is_ended(run: Replay) -> None:
+    for rank in range(3):
+        run.says(rank, state="done")
+        run.process(rank, alive=False)
+    run.watch(END_S)
+    assert run.actions == []
+    run.watch(2)
+    assert run.actions == [Finish(by_itself=False)]
+
+
+def test_a_job_does_not_end_before_the_last_rank_is_done(run: Replay) -> None:
+    run.says(0, state="done")
+    run.says(1, state="done")
+    run.watch(END_S + 2)
+    assert run.actions == []
 
 
 def test_case_48_a_killed_rank_is_named_though_others_failed_after_it(run: Replay) -> None:

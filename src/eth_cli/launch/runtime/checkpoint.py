@@ -29,14 +29,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError, Fault
+from eth_cli.launch.config import CHECKPOINT_MARKER as MARKER
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.runtime.optim import Optimizer
 from eth_cli.launch.runtime.stage import OwnedParameter
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan
 from eth_cli.serde import Record
-
-MARKER = "complete.json"
 
 
 class CheckpointInfo(Record):
