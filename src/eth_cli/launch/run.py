@@ -267,8 +267,9 @@ class Execution:
         if not folder.marker_of(step).is_file():
             log = folder.logs / "launcher.log"
             raise LaunchError(
-                f"the run failed: all ranks are done, but torchrun did not end within "
-                f"{supervise.END_S:g} s, and {folder.checkpoint_of(step)} is not complete; see {log}",
+                "the run failed: all ranks are done, but torchrun did not end within "
+                f"{supervise.END_S:g} s, and {folder.checkpoint_of(step)} is not complete; "
+                f"see {log}",
                 log_path=str(log),
             )
 
