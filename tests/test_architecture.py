@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # A name stands for a module, or for a package with everything in it. Lower never imports
     # higher; within a layer, imports are free (but never circular, see the test of that).
     ("errors", "units", "env", "processes", "__init__"),
-    ("faults",),
+    ("faults", "stdout"),
     ("serde", "catalogue", "schedule"),
     ("events", "cluster", "cluster_file", "model", "plan"),
     (

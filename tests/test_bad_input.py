@@ -68,6 +68,7 @@ COMMANDS = {
         "run": f"run plan.json {GOOD} --model model.yaml --data text.txt --steps 2 --out run",
         "profile": "profile --cluster cluster.yaml --model model.yaml --seq-len 16 --analytic "
         "-o out.json",
+        "report": "report text.txt",
     }.items()
 }
 COMMAND_OF = {
@@ -342,6 +343,10 @@ OPTION_CASES = [
     option("micro-batch-above-batch", "--micro-batch-size 16", "16", "8"),
     option("output-folder-missing", "-o no/where.json", "--output", "no"),
     option("output-is-a-folder", "-o .", "--output", "."),
+    Case(name="plan-output-empty", file="", command="plan", argv=("-o", ""), says=("--output",)),
+    Case(name="run-out-empty", file="", command="run", argv=("--out", ""), says=("--out", "empty")),
+    Case(name="run-data-empty", file="", command="run", argv=("--data", ""), says=("--data",)),
+    option("against-a-file", "--against text.txt", "text.txt", "is a file", command="report"),
     option("unknown-option", "--micro-batch 3", "--micro-batch"),
     option("profile-and-model", "--model gpt-tiny", "--model", "--profile"),
     option("not-a-trace-folder", "--trace no/t.json", "--trace", "no", command="simulate"),

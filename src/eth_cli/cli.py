@@ -6,7 +6,6 @@ this program. Results go to stdout; stderr is for people. No traceback is shown 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eth_cli import __version__
+from eth_cli import __version__, stdout
 from eth_cli.cluster import DTYPES
 from eth_cli.commands import arguments
 from eth_cli.commands.arguments import LARGEST
@@ -56,12 +55,22 @@ def _choice(option: str, choices: Sequence[str], help: str) -> Any:
     return typer.Option(option, parser=parser, metavar="|".join(choices), help=help)
 
 
+def _path(option: str, metavar: str, help: str, *names: str) -> Any:
+    """An option that takes a path."""
+    parser = arguments.path(option)
+    return typer.Option(option, *names, parser=parser, metavar=metavar, help=help)
+
+
+def _path_argument(metavar: str, help: str) -> Any:
+    """A path that is told by its place."""
+    return typer.Argument(parser=arguments.path(metavar), metavar=metavar, help=help)
+
+
 ClusterOption = Annotated[
-    Path, typer.Option("--cluster", metavar="C.yaml", help="Cluster file: nodes, devices, network.")
+    Path, _path("--cluster", "C.yaml", "Cluster file: nodes, devices, network.")
 ]
 OptionalClusterOption = Annotated[
-    Path | None,
-    typer.Option("--cluster", metavar="C.yaml", help="Cluster file, for a plan without its own."),
+    Path | None, _path("--cluster", "C.yaml", "Cluster file, for a plan without its own.")
 ]
 MODEL_HELP = "Preset name, Hugging Face config.json or its folder, or a YAML of the same fields."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")]
@@ -69,7 +78,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 def _show_version(value: bool) -> None:
     if value:
-        print(f"eth {__version__}")
+        stdout.write(f"eth {__version__}\n")
         raise typer.Exit
 
 
@@ -88,9 +97,7 @@ def profile(
     cluster: ClusterOption,
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)],
     seq_len: Annotated[int, _count("--seq-len", "N", "Tokens in a sample.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="profile.json", help="Where to write it.")
-    ],
+    output: Annotated[Path, _path("--output", "profile.json", "Where to write it.", "-o")],
     micro_batch_sizes: Annotated[
         str, typer.Option("--micro-batch-sizes", metavar="1,2,4", help="Samples in a micro-batch.")
     ] = "1,2,4",
@@ -121,11 +128,9 @@ def plan(
         int, _count("--global-batch-size", "B", "Samples in one optimizer step.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write it.")
+        Path | None, _path("--output", "plan.json", "Where to write it.", "-o")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="profile.json", help="What blocks cost.")
-    ] = None,
+    profile: Annotated[Path | None, _path("--profile", "profile.json", "What blocks cost.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -169,18 +174,15 @@ def plan(
 
 @app.command()
 def simulate(
-    plan: Annotated[Path, typer.Argument(metavar="plan.json", help="A plan, found or hand-made.")],
+    plan: Annotated[Path, _path_argument("plan.json", "A plan, found or hand-made.")],
     cluster: ClusterOption,
-    profile: Annotated[
-        Path, typer.Option("--profile", metavar="profile.json", help="What blocks cost.")
-    ],
+    profile: Annotated[Path, _path("--profile", "profile.json", "What blocks cost.")],
     no_overlap: Annotated[
         bool,
         typer.Option("--no-overlap", help="Start gradient sync only after the whole backward."),
     ] = False,
     trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="trace.json", help="Write a Chrome trace (Perfetto)."),
+        Path | None, _path("--trace", "trace.json", "Write a Chrome trace (Perfetto).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -199,21 +201,17 @@ def simulate(
 
 @app.command()
 def run(
-    plan: Annotated[Path, typer.Argument(metavar="plan.json", help="The plan to train with.")],
+    plan: Annotated[Path, _path_argument("plan.json", "The plan to train with.")],
     steps: Annotated[
         int, _count("--steps", "K", "Optimizer steps in all, those before a --resume included.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="Folder of the run.")],
+    out: Annotated[Path, _path("--out", "RUN_DIR", "Folder of the run.")],
     data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="PATH", help="Text file or folder; else built-in text."),
+        Path | None, _path("--data", "PATH", "Text file or folder; else built-in text.")
     ] = None,
     cluster: OptionalClusterOption = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile", metavar="profile.json", help="Profile, for a plan without pacing."
-        ),
+        Path | None, _path("--profile", "profile.json", "Profile, for a plan without pacing.")
     ] = None,
     model: Annotated[
         str | None,
@@ -270,16 +268,13 @@ def run(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
+    run_dir: Annotated[Path, _path_argument("RUN_DIR", "Folder of a run.")],
     against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="RUN_DIR", help="Another run to compare with."),
+        Path | None, _path("--against", "RUN_DIR", "Another run to compare with.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace", metavar="trace.json", help="Write predicted over measured as Chrome trace."
-        ),
+        _path("--trace", "trace.json", "Write predicted over measured as Chrome trace."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -290,21 +285,17 @@ def report(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the ``eth`` script: run one command and exit with its code."""
-    arguments_ = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    code = _run(arguments_)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_stdout()
-    sys.exit(code)
+    """Run one command and exit with its code. `eth_cli.__main__` is where a process starts."""
+    sys.exit(_run(list(sys.argv[1:] if argv is None else argv) or ["--help"]))
 
 
 def _run(argv: list[str]) -> int:
     from eth_cli.render.console import print_error, print_faults
 
     try:
-        result = typer.main.get_command(app).main(argv, prog_name="eth", standalone_mode=False)
+        code = _invoke(argv)
+    except stdout.ReaderGoneError as error:
+        return error.exit_code
     except ConfigError as error:
         if is_debug():
             raise
@@ -319,10 +310,6 @@ def _run(argv: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         print_error("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `eth plan --json | head`.
-        _drop_stdout()
-        return 0
     except Exception as error:
         if is_debug():
             raise
@@ -338,12 +325,19 @@ def _run(argv: list[str]) -> int:
             f"{EnvVars.DEBUG}=1 shows where, please report it"
         )
         return 1
-    code = result if isinstance(result, int) else 0
     if code == INTERRUPTED:  # The command-line library has turned Ctrl-C into an exit code.
         print_error("interrupted")
     return code
 
 
-def _drop_stdout() -> None:
-    # The interpreter flushes stdout once more at exit; that must not fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _invoke(argv: list[str]) -> int:
+    """Parse and do. The command-line library itself prints help to stdout, which may fail too."""
+    try:
+        result = typer.main.get_command(app).main(argv, prog_name="eth", standalone_mode=False)
+    except SystemExit:  # The library's way to say so.
+        raise stdout.ReaderGoneError("nobody reads stdout") from None
+    except OSError:
+        stdout.flush()
+        raise
+    stdout.flush()
+    return result if isinstance(result, int) else 0

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from eth_cli import stdout
 from eth_cli.errors import ConfigError, Fault
 from eth_cli.faults import FieldError, Location, faults_of, format_location, shown
 
@@ -34,7 +34,6 @@ __all__ = [
     "digest",
     "dump_json",
     "format_location",
-    "is_stdout",
     "parse_json",
     "parse_yaml",
     "read_json",
@@ -257,14 +256,6 @@ def digest(data: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def is_stdout(path: str | Path) -> bool:
-    """Whether a path is where this process's stdout goes, as ``/dev/stdout`` always is."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(1))
-    except OSError:
-        return False
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole file or none of it: beside, flushed to disk, then renamed into place.
 
@@ -273,11 +264,10 @@ def write_text(path: str | Path, text: str) -> None:
 
     Raises:
         ConfigError: the folder is absent or not writable, or the path is a folder itself.
-        OSError: the path is this process's stdout, and that cannot be written.
+        StdoutFullError, ReaderGoneError: the path is this process's stdout, and that takes no more.
     """
-    if is_stdout(path):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    if stdout.is_stdout(path):
+        stdout.write(text)
         return
     try:
         if os.path.exists(path) and not os.path.isfile(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,22 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
         arguments.output_file("-o", tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         arguments.output_file("-o", tmp_path / "none" / "plan.json")
+
+
+def test_outputs_that_lead_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to("none/plan.json")
+    with pytest.raises(ConfigError, match=r"the folder \S+/none does not exist"):
+        arguments.output_file("-o", link)
+    os.mkfifo(pipe)
+    assert arguments.output_file("-o", pipe) == pipe
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"^-o: \S+/pipe cannot be written"):
+        arguments.output_file("-o", pipe)
+
+
+def test_paths_are_not_empty() -> None:
+    assert arguments.path("--out")("a b") == Path("a b")
+    for text in ("", " "):
+        with pytest.raises(ConfigError, match=r"^--out: is empty"):
+            arguments.path("--out")(text)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from eth_cli import cli
@@ -64,20 +60,3 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETH_DEBUG", "1")
     with pytest.raises(ConfigError):
         cli.main(["report", "RUN"])
-
-
-def test_a_reader_that_stops_early_is_no_error() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "eth_cli", "--version"],
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        os.close(write)
-    assert done.stderr == ""

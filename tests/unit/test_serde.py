@@ -237,8 +237,8 @@ def test_a_device_that_is_written_to_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_stdout_by_its_path_is_stdout(tmp_path: Path, kind: str) -> None:
     script = (
-        "import sys; from eth_cli import serde; print('a'); "
-        "serde.write_text('/dev/stdout', 'b'); print('c'); print(serde.is_stdout(sys.argv[1]))"
+        "import sys; from eth_cli import serde, stdout; print('a'); "
+        "serde.write_text('/dev/stdout', 'b'); print('c'); print(stdout.is_stdout(sys.argv[1]))"
     )
     with open(tmp_path / "out", "w+") as out:
         done = subprocess.run(

@@ -8,6 +8,7 @@ wording changes between its versions.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -79,16 +80,46 @@ def choice(option: str, choices: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def path(option: str) -> Callable[[str | Path], Path]:
+    """A parser of paths: any text but an empty one, which would mean the current folder."""
+
+    def parse(text: str | Path) -> Path:
+        if not str(text).strip():
+            raise ConfigError.single(option, "", "is empty; give a path")
+        return Path(text)
+
+    return parse
+
+
 def output_file(option: str, path: Path) -> Path:
     """Check that a result can be written there, before the work that makes it starts.
 
     Raises:
-        ConfigError: its folder is absent, or the path is a folder itself.
+        ConfigError: its folder is absent or closed to us, or the path is a folder itself.
     """
     if path.is_dir():
         raise ConfigError.single(option, "", f"{path} is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
+    if path.exists() and not path.is_file():  # A device or a pipe, which is written to as it is.
+        if not os.access(path, os.W_OK):
+            raise ConfigError.single(option, "", f"{path} cannot be written by this user")
+        return path
+    # A link stays, and the file that it leads to is written.
+    folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise ConfigError.single(option, "", f"the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError.single(
-            option, "", f"the folder {path.parent} does not exist; make it first"
+            option, "", f"{path} cannot be written: the folder {folder} is read-only for this user"
         )
+    return path
+
+
+def input_folder(path: Path) -> Path:
+    """Check that what should be a folder is no file, which "no such folder" would not tell.
+
+    Raises:
+        ConfigError: it is a file.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError.single(str(path), "", "is a file, not a run folder")
     return path

@@ -16,6 +16,7 @@ from eth_cli.profile.table import Profile, read_profile
 from eth_cli.render.console import print_json, print_note, print_result
 from eth_cli.search.planner import SearchOptions, SearchReport, search, self_contained
 from eth_cli.search.planner import compare as compare_strategies
+from eth_cli.stdout import is_stdout
 
 COMPARED = ("even", "uneven-layers", "hpp")
 """Strategies in the order in which a comparison shows them: each can do all that the last can."""
@@ -73,13 +74,17 @@ def run_plan_command(
         for name, answer in answers.items()
         if isinstance(answer, SearchReport)
     }
+    if profile_path is None:
+        plans = {name: _without_profile_digest(plan) for name, plan in plans.items()}
     if output is not None and strategy in plans:
         write_plan(output, plans[strategy])
-    _show(answers, plans, cluster, strategy=strategy, as_json=as_json, compare=compare)
+    is_shown = output is None or not is_stdout(output)
+    if is_shown:
+        _show(answers, plans, cluster, strategy=strategy, as_json=as_json, compare=compare)
     chosen = answers[strategy]
     if isinstance(chosen, InfeasibleError):
         raise chosen
-    if output is not None and not as_json:
+    if output is not None and is_shown and not as_json:
         print_note(f"wrote {output}")
 
 
@@ -133,6 +138,16 @@ def _estimate(
             micro_batch_sizes=sizes,
             progress=report,
         )
+
+
+def _without_profile_digest(plan: Plan) -> Plan:
+    """The plan, for use with any profile of its model: nobody has a file of the estimate."""
+    if plan.provenance is None:
+        return plan
+    digests = {k: v for k, v in plan.provenance.digests.items() if k != "profile"}
+    return plan.model_copy(
+        update={"provenance": plan.provenance.model_copy(update={"digests": digests})}
+    )
 
 
 def _sizes(global_batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from eth_cli.cluster_file import read_cluster
 from eth_cli.commands import arguments
 from eth_cli.profile.table import write_profile
+from eth_cli.stdout import is_stdout
 
 
 def run_profile(
@@ -47,5 +48,6 @@ def run_profile(
             progress=report,
         )
     write_profile(output, profile)
-    print_result(*profile_tables(profile))
-    print_note(f"wrote {output}")
+    if not is_stdout(output):  # Where the profile itself went, and nothing else goes.
+        print_result(*profile_tables(profile))
+        print_note(f"wrote {output}")

@@ -11,6 +11,7 @@ from eth_cli.launch.config import RunFolder
 from eth_cli.plan import read_plan
 from eth_cli.render.console import print_json, print_note, print_result
 from eth_cli.report import build_report
+from eth_cli.stdout import is_stdout
 
 
 def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_json: bool) -> None:
@@ -23,8 +24,10 @@ def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_js
 
     if trace is not None:
         arguments.output_file("--trace", trace)
-    report = build_report(run_dir)
-    comparison = None if against is None else compare(report, build_report(against))
+    report = build_report(arguments.input_folder(run_dir))
+    comparison = (
+        None if against is None else compare(report, build_report(arguments.input_folder(against)))
+    )
     if trace is not None:
         from eth_cli.trace import write_trace
 
@@ -34,6 +37,8 @@ def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_js
             predicted=report.predicted_spans,
             measured=report.measured_spans,
         )
+        if is_stdout(trace):
+            return
         print_note(f"wrote {trace}")
     if as_json:
         print_json(serde.dump_json((comparison or report).as_data()))

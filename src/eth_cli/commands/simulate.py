@@ -13,6 +13,7 @@ from eth_cli.commands.inputs import check_fits, naming_file
 from eth_cli.plan import Plan, read_plan
 from eth_cli.profile.table import read_profile
 from eth_cli.search.simulate import Simulation, simulate
+from eth_cli.stdout import is_stdout
 
 
 def run_simulate(
@@ -49,16 +50,19 @@ def run_simulate(
     )
     with naming_file("plan", plan_path), naming_file("profile", profile_path):
         simulation = simulate(plan, profile, cluster, overlap=overlap)
+    is_shown = True
     if trace is not None:
         from eth_cli.trace import write_trace
 
         write_trace(trace, plan, predicted=simulation.spans)
-        print_note(f"wrote {trace}")
+        is_shown = not is_stdout(trace)
+        if is_shown:
+            print_note(f"wrote {trace}")
     for excess in simulation.excesses:
         print_warning(f"{plan_path}: {excess}")
-    if as_json:
+    if as_json and is_shown:
         print_json(serde.dump_json(simulation_data(plan, simulation)))
-    else:
+    elif is_shown:
         _show(plan, simulation, cluster)
 
 

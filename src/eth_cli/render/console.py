@@ -9,6 +9,7 @@ from typing import TextIO
 
 from rich.console import Console, RenderableType
 
+from eth_cli import stdout
 from eth_cli.errors import Fault
 
 FILE_WIDTH = 110
@@ -37,15 +38,16 @@ def output_width() -> int:
 
 
 def print_result(*parts: RenderableType) -> None:
-    """A result for people, to stdout."""
+    """A result for people, to stdout. Raises as `stdout.writing` does."""
     out = console(sys.stdout)
-    for part in parts:
-        out.print(part)
+    with stdout.writing():
+        for part in parts:
+            out.print(part)
 
 
 def print_json(text: str) -> None:
-    """A result for machines, to stdout and as it is."""
-    sys.stdout.write(text)
+    """A result for machines, to stdout and as it is. Raises as `stdout.writing` does."""
+    stdout.write(text)
 
 
 def print_note(text: str) -> None:
