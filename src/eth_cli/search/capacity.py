@@ -38,12 +38,10 @@ class _Level(NamedTuple):
 
 
 class CountSpace:
-    """Count vectors of up to ``max_stages`` devices of some of the problem's kinds."""
+    """Count vectors of up to ``max_stages`` devices, of each kind up to a limit, which may be 0."""
 
-    def __init__(self, problem: Problem, kinds: Sequence[int], max_stages: int) -> None:
-        self.kinds = tuple(kinds)
-        self.max_stages = max_stages
-        limits = [problem.counts[k] if k in kinds else 0 for k in range(len(problem.kinds))]
+    def __init__(self, limits: Counts, max_stages: int) -> None:
+        self.kinds = tuple(k for k, limit in enumerate(limits) if limit)
         below: dict[Counts, int] = {(0,) * len(limits): 0}
         self.levels: list[_Level] = []
         for _ in range(max_stages):

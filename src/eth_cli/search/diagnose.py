@@ -2,216 +2,130 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from eth_cli.errors import InfeasibleError
-from eth_cli.schedule import num_in_flight
 from eth_cli.search.cost import CostModel
-from eth_cli.search.memory import StageMemory, stage_memory
+from eth_cli.search.fit import Fit, Fitter
+from eth_cli.search.templates import Kind, TemplateStage
 from eth_cli.units import format_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
-    """The cut of the whole model over some devices that comes nearest to fitting."""
-
-    lacking_bytes: int
-    """What its worst stage lacks; 0 or less: it fits [bytes]."""
-    stage: int
-    blocks: tuple[int, int]
-    device_type: str
-    num_in_flight: int
-    memory: StageMemory
-    capacity_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """Devices and options that a fit is asked for."""
-
-    device_types: tuple[str, ...]
-    """One a stage, first stage first."""
-    micro_batch_size: int
-    global_batch_size: int
-    recompute: bool = False
-
-
-def closest_fit(model: CostModel, setting: Setting) -> Fit | None:
-    """One pipeline over all devices, cut so that its worst stage lacks least; None: no profile.
-
-    Exact by dynamic programming over (stage, first block), for the whole batch in one pipeline.
-    """
-    types, b = setting.device_types, setting.micro_batch_size
-    num_blocks = model.profile.model.num_blocks
-    num_stages = len(types)
-    if num_stages > num_blocks or not all(model.tables.has(t, 1, b) for t in set(types)):
-        return None
-    if setting.recompute and not all(model.tables.table(t, 1, b).can_recompute for t in types):
-        return None
-    infinite = float("inf")
-    best: list[float] = [infinite] * num_blocks + [-infinite]
-    stops: list[list[int]] = []
-    fits: dict[tuple[int, int, int], Fit] = {}
-    for s in range(num_stages - 1, -1, -1):
-        row, row_stops = [infinite] * (num_blocks + 1), [0] * (num_blocks + 1)
-        for start in range(num_blocks):
-            for stop in range(start + 1, num_blocks + 1):
-                if best[stop] == infinite:
-                    continue
-                fit = _stage_fit(model, setting, s, start, stop)
-                fits[s, start, stop] = fit
-                worst = max(float(fit.lacking_bytes), best[stop])
-                if worst < row[start]:
-                    row[start], row_stops[start] = worst, stop
-        best = row
-        stops.append(row_stops)
-    start, chosen = 0, []
-    for s, row_stops in enumerate(reversed(stops)):
-        chosen.append(fits[s, start, row_stops[start]])
-        start = row_stops[start]
-    return max(chosen, key=lambda fit: fit.lacking_bytes)
-
-
-def _stage_fit(model: CostModel, setting: Setting, s: int, start: int, stop: int) -> Fit:
-    device_type = setting.device_types[s]
-    in_flight = num_in_flight(
-        s,
-        num_stages=len(setting.device_types),
-        num_micro_batches=setting.global_batch_size // setting.micro_batch_size,
-    )
-    memory = stage_memory(
-        model.profile,
-        model.tables.table(device_type, 1, setting.micro_batch_size),
-        start=start,
-        stop=stop,
-        num_in_flight=in_flight,
-        recompute=setting.recompute,
-    )
-    capacity = model.cluster.device_types[device_type].memory_bytes
-    return Fit(
-        lacking_bytes=memory.total_bytes - capacity,
-        stage=s,
-        blocks=(start, stop),
-        device_type=device_type,
-        num_in_flight=in_flight,
-        memory=memory,
-        capacity_bytes=capacity,
-    )
 
 
 def infeasible(
     model: CostModel,
     *,
-    device_types: Sequence[str],
+    kinds: Sequence[Kind],
     micro_batch_sizes: Sequence[int],
     all_micro_batch_sizes: Sequence[int],
     global_batch_size: int,
+    is_proved: bool,
 ) -> InfeasibleError:
     """The error for a search that found no plan.
 
+    What lacks is told of the single pipeline that comes nearest to fitting, over any of the
+    devices in any order. Each change that is named makes a single pipeline fit.
+
     Args:
-        device_types: the type of every usable device.
+        kinds: the usable devices.
         micro_batch_sizes: those that were searched; others of the profile are a possible change.
+        is_proved: whether it is certain that no plan exists.
     """
-    memory = {t: model.cluster.device_types[t].memory_bytes for t in device_types}
-    ordered = sorted(device_types, key=lambda t: (-memory[t], t))
-    ordered = ordered[: model.profile.model.num_blocks]
-    sizes = [b for b in micro_batch_sizes if global_batch_size % b == 0] or [min(micro_batch_sizes)]
-    settings = [
-        Setting(
-            device_types=tuple(ordered), micro_batch_size=b, global_batch_size=global_batch_size
-        )
-        for b in sizes
-    ]
-    pairs = [(closest_fit(model, setting), setting) for setting in settings]
-    known = [(fit, setting) for fit, setting in pairs if fit is not None]
-    if not known:
+    verdict = "no plan exists" if is_proved else "no plan was found"
+    attempts = closest_fits(model, kinds, micro_batch_sizes, global_batch_size)
+    if not attempts:
         binding = (
-            "no micro-batch size of the profile "
-            f"({', '.join(map(str, micro_batch_sizes))}) has entries for all of "
-            f"{', '.join(sorted(set(device_types)))}"
+            f"the profile has no entries of {', '.join(k.device_type for k in kinds)} at "
+            f"micro-batch size {', '.join(map(str, micro_batch_sizes))}"
         )
-        return InfeasibleError(
-            f"no plan exists: {binding}",
-            binding=binding,
-            suggestion="profile the missing micro-batch sizes",
-        )
-    fit, setting = min(known, key=lambda pair: pair[0].lacking_bytes)
-    if fit.lacking_bytes > 0:
-        binding = (
-            f"the closest cut puts blocks {fit.blocks[0]} to {fit.blocks[1] - 1} (stage {fit.stage}"
-            f" of {len(setting.device_types)}, {fit.num_in_flight} micro-batches of "
-            f"{setting.micro_batch_size} samples in flight) on {fit.device_type}: it needs "
-            f"{format_bytes(fit.memory.total_bytes)}, {fit.device_type} has "
-            f"{format_bytes(fit.capacity_bytes)}; {fit.lacking_bytes} bytes "
-            f"({format_bytes(fit.lacking_bytes)}) are lacking"
-        )
+        suggestion = "profile the missing micro-batch sizes"
     else:
-        binding = (
-            f"no split of {global_batch_size} samples over pipelines that fit in memory exists "
-            f"with micro-batches of {', '.join(map(str, micro_batch_sizes))}"
-        )
-    changes = _changes(model, setting, all_micro_batch_sizes)
-    suggestion = "; or ".join(changes) or "use devices with more memory"
+        fit, fitter = min(attempts, key=lambda attempt: attempt[0].lacking_bytes)
+        whole = fitter.micro_batch_size * fitter.micro_batches
+        if fit.lacking_bytes > 0:
+            binding = _what_lacks(fit, fitter)
+            changes = _changes(model, fit, fitter, all_micro_batch_sizes, global_batch_size)
+            suggestion = "; or ".join(changes)
+            if whole != global_batch_size:
+                suggestion += f"; each with a global batch of {whole} samples"
+        else:
+            binding = (
+                f"no split of {global_batch_size} samples over pipelines that fit in memory exists "
+                f"with micro-batches of {', '.join(map(str, micro_batch_sizes))}"
+            )
+            suggestion = f"a global batch of {whole} samples"
     return InfeasibleError(
-        f"no plan exists: {binding}; what would fit: {suggestion}",
+        f"{verdict}: {binding}; what would fit: {suggestion}",
         binding=binding,
         suggestion=suggestion,
     )
 
 
-def _changes(model: CostModel, setting: Setting, all_sizes: Sequence[int]) -> list[str]:
-    """Single changes after which one pipeline over all devices fits, nearest first."""
+def closest_fits(
+    model: CostModel, kinds: Sequence[Kind], micro_batch_sizes: Sequence[int], total: int
+) -> list[tuple[Fit, Fitter]]:
+    """By micro-batch size that the profile has: the closest single pipeline for the whole batch.
+
+    Sizes that divide the batch of ``total`` samples; only where none does, all that are not larger.
+    """
+    sizes = [b for b in micro_batch_sizes if total % b == 0] or [
+        b for b in micro_batch_sizes if b < total
+    ]
+    fitters = [Fitter(model, kinds, micro_batch_size=b, micro_batches=total // b) for b in sizes]
+    return [(fit, fitter) for fitter in fitters if (fit := fitter.closest()) is not None]
+
+
+def _what_lacks(fit: Fit, fitter: Fitter) -> str:
+    stage = fit.stages[fit.worst]
+    kind = fitter.kinds[stage.kind]
+    last = f" to {stage.stop - 1}" if stage.stop - stage.start > 1 else ""
+    return (
+        f"the closest single pipeline ({_in_order(fit.stages, fitter)}) puts block"
+        f"{'s' if last else ''} {stage.start}{last} (stage {fit.worst} of {len(fit.stages)}, "
+        f"{fit.num_in_flight} micro-batches of {fitter.micro_batch_size} samples in flight) on "
+        f"{kind.device_type}: it needs {format_bytes(kind.capacity_bytes + fit.lacking_bytes)}, "
+        f"{kind.device_type} has {format_bytes(kind.capacity_bytes)}; {fit.lacking_bytes} bytes "
+        f"({format_bytes(fit.lacking_bytes)}) are lacking"
+    )
+
+
+def _in_order(stages: Sequence[TemplateStage], fitter: Fitter) -> str:
+    """Types from the first stage to the last, as ``2 x B, A``."""
+    runs = []
+    for k, run in itertools.groupby(stage.kind for stage in stages):
+        number = len(list(run))
+        runs.append(f"{number} x " * (number > 1) + fitter.kinds[k].device_type)
+    return ", ".join(runs)
+
+
+def _changes(
+    model: CostModel, fit: Fit, fitter: Fitter, all_sizes: Sequence[int], global_batch_size: int
+) -> list[str]:
+    """Single changes after which one pipeline fits, nearest first; there is always one."""
     changes = []
-    smaller = [b for b in all_sizes if b < setting.micro_batch_size]
-    for b in sorted(smaller, reverse=True):
-        if setting.global_batch_size % b == 0 and _fits(model, setting, micro_batch_size=b):
+    smaller = sorted((b for b in all_sizes if b < fitter.micro_batch_size), reverse=True)
+    for other, its_fitter in closest_fits(model, fitter.kinds, smaller, global_batch_size):
+        b = its_fitter.micro_batch_size
+        if other.lacking_bytes == 0 and global_batch_size % b == 0:
             changes.append(f"micro-batch size {b}")
             break
-    if _fits(model, setting, recompute=True):
-        changes.append("recomputing activations")
+    recomputing = Fitter(
+        model,
+        fitter.kinds,
+        micro_batch_size=fitter.micro_batch_size,
+        micro_batches=fitter.micro_batches,
+        recompute=True,
+    ).closest()
+    if recomputing is not None and recomputing.lacking_bytes == 0:
+        changes.append("recomputing activations, in a plan of your own, for no search tries it")
     more = [
-        (number, t)
-        for t in sorted(set(setting.device_types))
-        if (number := _devices_needed(model, setting, t)) is not None
+        (number, kind.capacity_bytes, kind.device_type)
+        for k, kind in enumerate(fitter.kinds)
+        if (number := fitter.devices_needed(k)) is not None
     ]
     if more:
-        number, device_type = min(more)
+        number, _, device_type = min(more)
         changes.append(f"{number} more {device_type}")
+    if not changes:
+        changes.append(f"{fit.lacking_bytes} bytes more memory on every device")
     return changes
-
-
-def _fits(
-    model: CostModel,
-    setting: Setting,
-    *,
-    device_types: tuple[str, ...] | None = None,
-    micro_batch_size: int | None = None,
-    recompute: bool = False,
-) -> bool:
-    fit = closest_fit(
-        model,
-        Setting(
-            device_types=device_types or setting.device_types,
-            micro_batch_size=micro_batch_size or setting.micro_batch_size,
-            global_batch_size=setting.global_batch_size,
-            recompute=recompute,
-        ),
-    )
-    return fit is not None and fit.lacking_bytes <= 0
-
-
-def _devices_needed(model: CostModel, setting: Setting, device_type: str) -> int | None:
-    """The fewest more devices of a type with which one pipeline fits; None: no number does."""
-    memory = model.cluster.device_types
-    room = model.profile.model.num_blocks - len(setting.device_types)
-
-    def with_more(number: int) -> tuple[str, ...]:
-        types = (*setting.device_types, *(device_type,) * number)
-        return tuple(sorted(types, key=lambda t: (-memory[t].memory_bytes, t)))
-
-    for number in range(1, room + 1):
-        if _fits(model, setting, device_types=with_more(number)):
-            return number
-    return None

@@ -8,7 +8,8 @@ no clock (the caller may pass one in), no files, no printing; the same inputs gi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import eth_cli
@@ -19,7 +20,7 @@ from eth_cli.profile.table import Profile
 from eth_cli.search import heuristic
 from eth_cli.search.baselines import best_grid
 from eth_cli.search.cost import CostModel
-from eth_cli.search.diagnose import infeasible
+from eth_cli.search.diagnose import closest_fits, infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
 from eth_cli.search.pacing import self_contained
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
@@ -148,23 +149,16 @@ class _Search:
         self.sizes = micro_batch_sizes(profile, cluster, options)
         self.unusable = unusable_types(self.model, self.sizes)
         check_dtype(profile, cluster)
-        counts: dict[str, int] = {}
-        for device in cluster.devices.values():
-            counts[device.type] = counts.get(device.type, 0) + 1
         self.problem = Problem(
             self.model,
-            kinds=[
-                Kind(name, counts[name], cluster.device_types[name].memory_bytes)
-                for name in sorted(counts)
-                if name not in self.unusable
-            ],
+            kinds=_kinds(cluster, self.unusable),
             micro_batch_sizes=self.sizes,
             global_batch_size=options.global_batch_size,
         )
 
     def run(self) -> SearchReport:
         if not self.problem.kinds:
-            raise self._infeasible()
+            raise self._infeasible(is_proved=True)
         if self.options.strategy == HPP:
             return self._hpp()
         if self.options.strategy in (EVEN, UNEVEN_LAYERS):
@@ -211,7 +205,9 @@ class _Search:
                 self.problem, families.parts[0], best, budget=self.options.budget
             ).run()
         if best.pipelines is None:
-            raise self._infeasible()
+            self._offer_any(best)
+        if best.pipelines is None:
+            raise self._infeasible(is_proved=proved or math.isinf(families.bound_s))
         reasons = self._explore_unused(best, proved)
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
@@ -225,7 +221,13 @@ class _Search:
         for pipelines in dict.fromkeys(starts):
             budget = refine(self.model, pipelines, best, budget=budget)
 
-    # --- Families and bounds -----------------------------------------------------------------
+    def _offer_any(self, best: Best) -> None:
+        """A single pipeline that fits, where there is one: the last resort for a first plan."""
+        total = self.options.global_batch_size
+        for fit, fitter in closest_fits(self.model, self.problem.kinds, self.sizes, total):
+            if fit.lacking_bytes == 0:
+                template = Template(fitter.micro_batch_size, fit.stages)
+                heuristic.offer_templates(self.problem, [template], best)
 
     def _may_exhaust(self) -> bool:
         return math.prod(n + 1 for n in self.problem.counts) <= _EXHAUSTIVE_COUNTS
@@ -264,21 +266,16 @@ class _Search:
 
     # --- The answer ----------------------------------------------------------------------------
 
-    def _infeasible(self) -> InfeasibleError:
-        usable = [kind.device_type for kind in self.problem.kinds for _ in range(kind.num_devices)]
-        if not usable:
-            # No stage fits any device: say what the least one lacks.
-            usable = [
-                d.type
-                for d in self.cluster.devices.values()
-                if any(self.model.tables.has(d.type, 1, b) for b in self.sizes)
-            ]
+    def _infeasible(self, *, is_proved: bool) -> InfeasibleError:
+        # Where no stage fits any device: say what the least one lacks.
+        kinds = self.problem.kinds or _kinds(self.cluster, ())
         return infeasible(
             self.model,
-            device_types=usable,
+            kinds=kinds,
             micro_batch_sizes=self.sizes,
             all_micro_batch_sizes=self.profile.micro_batch_sizes,
             global_batch_size=self.options.global_batch_size,
+            is_proved=is_proved,
         )
 
     def _report(
@@ -350,6 +347,15 @@ _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
 _GROWTH = 32
 """Devices that are added to a plan one by one after the search, divided by its pipelines."""
+
+
+def _kinds(cluster: Cluster, left_out: Collection[str]) -> list[Kind]:
+    counts = Counter(device.type for device in cluster.devices.values())
+    return [
+        Kind(name, counts[name], cluster.device_types[name].memory_bytes)
+        for name in sorted(counts)
+        if name not in left_out
+    ]
 
 
 def _check(simulation: Simulation, best: Best) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from eth_cli.search.bounds import family_bound_s, work_bound_s
 from eth_cli.search.capacity import CountSpace, Families, num_vectors
-from eth_cli.search.templates import Problem
+from eth_cli.search.templates import Counts, Problem
 
 _FAMILY_OPERATIONS = 4e8
 """Elements of the family programme's tables, over all micro-batch numbers, that are worth it."""
@@ -36,7 +36,7 @@ def choose_families(problem: Problem) -> FamilySet:
     every = tuple(range(len(problem.kinds)))
     bound_s = work_bound_s(problem)
     if _num_operations(problem, every, problem.max_stages) <= _FAMILY_OPERATIONS:
-        space = CountSpace(problem, every, problem.max_stages)
+        space = CountSpace(problem.counts, problem.max_stages)
         families = Families(problem, space, max_grid=_GRID)
         bound_s = max(bound_s, family_bound_s(problem, families))
         return FamilySet(parts=(families,), is_complete=True, bound_s=bound_s)
@@ -45,12 +45,17 @@ def choose_families(problem: Problem) -> FamilySet:
     parts = [
         Families(
             problem,
-            CountSpace(problem, kinds, _longest_within(problem, kinds, share)),
+            CountSpace(_only(problem, kinds), _longest_within(problem, kinds, share)),
             max_grid=_GRID // 2,
         )
         for kinds in subsets
     ]
     return FamilySet(parts=tuple(parts), is_complete=False, bound_s=bound_s)
+
+
+def _only(problem: Problem, kinds: Sequence[int]) -> Counts:
+    """Devices of some kinds, none of the others."""
+    return tuple(n if k in kinds else 0 for k, n in enumerate(problem.counts))
 
 
 def _num_operations(problem: Problem, kinds: Sequence[int], max_stages: int) -> float:

@@ -61,7 +61,7 @@ def _all_templates(problem: Problem, size: int) -> list[Template]:
 @pytest.mark.parametrize("seed", range(6))
 def test_bound_is_below_every_template_of_the_family(seed: int) -> None:
     problem = _problem(seed)
-    space = CountSpace(problem, range(2), problem.max_stages)
+    space = CountSpace(problem.counts, problem.max_stages)
     assert len(space.vectors) == num_vectors((2, 2), 4) == 8
     families = Families(problem, space, max_grid=99)
     tight = 0
@@ -81,7 +81,7 @@ def test_bound_is_below_every_template_of_the_family(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_template_of_a_family_attains_the_bound_or_comes_close(seed: int) -> None:
     problem = _problem(seed)
-    families = Families(problem, CountSpace(problem, range(2), 4), max_grid=99)
+    families = Families(problem, CountSpace(problem.counts, 4), max_grid=99)
     for size, grid in families.grids.items():
         for g, m in enumerate(grid):
             for index, vector in enumerate(families.vectors):
@@ -108,8 +108,8 @@ def test_grid_has_every_number_or_grows_in_proportion() -> None:
 
 def test_capacity_between_grid_points_is_never_too_small() -> None:
     problem = _problem(3, total=60)
-    exact = Families(problem, CountSpace(problem, range(2), 4), max_grid=99)
-    coarse = Families(problem, CountSpace(problem, range(2), 4), max_grid=8)
+    exact = Families(problem, CountSpace(problem.counts, 4), max_grid=99)
+    coarse = Families(problem, CountSpace(problem.counts, 4), max_grid=8)
     for time_s in exact.candidate_times_s()[::17]:
         for size in (1, 2):
             assert (coarse.capacity(size, time_s) >= exact.capacity(size, time_s)).all()
@@ -117,7 +117,7 @@ def test_capacity_between_grid_points_is_never_too_small() -> None:
 
 def test_columns_leave_out_what_another_does_with_fewer_devices() -> None:
     problem = _problem(0)
-    families = Families(problem, CountSpace(problem, range(2), 4), max_grid=99)
+    families = Families(problem, CountSpace(problem.counts, 4), max_grid=99)
     time_s = float(families.candidate_times_s()[-1])
     kept, num_dominated = columns(families, time_s)
     assert num_dominated > 0
