@@ -26,7 +26,8 @@ from distributed.training import (
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from eth_cli.errors import ConfigError
-from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch import checkpoints
+from eth_cli.launch.config import CHECKPOINT_MARKER, RunFolder, RunOptions
 from eth_cli.launch.runtime import checkpoint
 from eth_cli.launch.runtime.data import SampleOrder
 from eth_cli.model import ModelSpec
@@ -78,7 +79,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def test_stop_is_agreed_and_leaves_a_checkpoint(runs: Any) -> None:
     folder, results = runs["first"]
     assert all(r.stopped and len(r.metrics) == HALF for r in results)
-    assert (folder.checkpoint_of(HALF) / checkpoint.MARKER).exists()
+    assert (folder.checkpoint_of(HALF) / CHECKPOINT_MARKER).exists()
 
 
 def test_case_39_resumed_run_equals_uninterrupted_one(runs: Any) -> None:
@@ -179,52 +180,105 @@ def test_kill_while_saving_leaves_the_previous_checkpoint(
         pool.run(die_while_saving, PLAN_A, SPEC, options, str(tmp_path), source, num_ranks=5)
     assert error.value.errors[1] == "died"
     assert (folder.checkpoints / ".step-000004.tmp").is_dir()
-    newest = checkpoint.find_newest(folder)
+    newest = checkpoints.find_intact(folder).info
     assert newest is not None
     assert newest.step == 2
 
     results = run_plan(PLAN_B, SPEC, options.model_copy(update={"resume": True}), source)
     assert [m.step for m in results[0].metrics] == [3, 4, 5, 6]
-    newest = checkpoint.find_newest(folder)
+    newest = checkpoints.find_intact(folder).info
     assert newest is not None
     assert newest.step == 6
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2, 3, 4, 5, 6]
     assert not list(folder.checkpoints.glob(".*"))  # what was left half-written is gone
 
 
-def make_checkpoint(folder: RunFolder, step: int) -> checkpoint.CheckpointInfo:
-    info = checkpoint.CheckpointInfo.of(
+def fill_the_disk_while_saving(
+    rank: int, plan: Plan, spec: ModelSpec, options: RunOptions, root: str, source: Any
+) -> RankResult:
+    """Train, but on rank 1 the disk is full when it writes its tensors of the second checkpoint."""
+    if rank == 1:
+        write_data = FileSystemWriter.write_data
+
+        def fail(writer: Any, *args: Any) -> Any:
+            if "step-000004" not in str(writer.path):
+                return write_data(writer, *args)
+            usage = shutil.disk_usage(root)
+            setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))  # noqa: B010 # as above
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5")
+
+        setattr(FileSystemWriter, "write_data", fail)  # noqa: B010 # as above
+    return train(rank, plan, spec, options, root, source)
+
+
+def test_full_disk_while_saving_is_told_and_leaves_the_previous_checkpoint(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    options = RunOptions(steps=6, checkpoint_every=2)
+    args = (PLAN_A, SPEC, options, str(tmp_path), RandomTokens(NUM_SAMPLES))
+    with pytest.raises(RanksFailedError) as error:
+        pool.run(fill_the_disk_while_saving, *args, num_ranks=5)
+    folder = RunFolder(tmp_path)
+    words = f"LaunchError: {folder.checkpoint_of(4)} cannot be written: "
+    errors = error.value.errors
+    assert f"{words}No space left on device; earlier checkpoints are untouched" in errors[1]
+    for rank in (0, 2, 3, 4):
+        assert f"{words}the remote worker 1 failed: No space left on device" in errors[rank]
+    found = checkpoints.find_intact(folder)
+    assert found.info is not None
+    assert (found.info.step, found.damaged) == (2, ())
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000002"]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_named(
+    runs: Any, pool: RankPool, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    shutil.copytree(runs["first"][0].checkpoint_of(HALF), folder.checkpoint_of(HALF))
+    (folder.checkpoint_of(HALF) / "__1_0.distcp").unlink()
+    # As if it had been lost since the launcher looked.
+    options = RunOptions(steps=HALF, resume_step=HALF)
+    args = (PLAN_A, SPEC, options, str(tmp_path), RandomTokens(NUM_SAMPLES))
+    with pytest.raises(RanksFailedError) as error:
+        pool.run(loaded, *args, num_ranks=5)
+    words = f"LaunchError: {folder.checkpoint_of(HALF)} cannot be loaded: "
+    assert all(words in text for text in error.value.errors.values())
+    assert any(f"{words}No such file or directory" in e for e in error.value.errors.values())
+
+
+def make_checkpoint(folder: RunFolder, step: int) -> checkpoints.CheckpointInfo:
+    info = checkpoints.CheckpointInfo.of(
         step=step, plan=PLAN_A, spec=SPEC, options=RunOptions(steps=9, seed=5)
     )
     path = folder.checkpoint_of(step)
     path.mkdir(parents=True)
-    (path / checkpoint.MARKER).write_text(info.model_dump_json())
+    (path / CHECKPOINT_MARKER).write_text(info.model_dump_json())
     return info
 
 
 def test_incomplete_checkpoints_are_ignored(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert checkpoint.find_newest(folder) is None
+    assert checkpoints.find_intact(folder).info is None
     expected = make_checkpoint(folder, 3)
     make_checkpoint(folder, 4)
-    (folder.checkpoint_of(4) / checkpoint.MARKER).write_text('{"step": 4,')
+    (folder.checkpoint_of(4) / CHECKPOINT_MARKER).write_text('{"step": 4,')
     folder.checkpoint_of(5).mkdir()
     make_checkpoint(folder, 6).model_dump()
     folder.checkpoint_of(6).rename(folder.checkpoints / ".step-000006.tmp")
     make_checkpoint(folder, 7)
     folder.checkpoint_of(7).rename(folder.checkpoint_of(8))  # says 7, is named 8
-    assert checkpoint.find_newest(folder) == expected
+    assert checkpoints.find_intact(folder).info == expected
 
 
 def test_resume_is_refused_where_it_would_not_be_the_same_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     info = make_checkpoint(folder, 3)
-    checkpoint.check_resumable(
+    checkpoints.check_resumable(
         info, plan=PLAN_B, spec=SPEC, options=RunOptions(steps=3, seed=5), folder=folder
     )
     other = PLAN_A.model_copy(update={"seq_len": 7, "global_batch_size": 11})
     with pytest.raises(ConfigError) as error:
-        checkpoint.check_resumable(
+        checkpoints.check_resumable(
             info,
             plan=other,
             spec=make_spec(num_layers=4),

@@ -42,7 +42,7 @@ def run_training(
     from eth_cli.launch.run import dry_run as describe_run
     from eth_cli.launch.run import run_plan
     from eth_cli.render.console import print_json, print_note, print_result
-    from eth_cli.render.training import run_summary, training_progress
+    from eth_cli.render.training import run_summary, show_notice, training_progress
 
     if rehearse:
         raise ConfigError.single(
@@ -71,7 +71,13 @@ def run_training(
             return
         with training_progress(steps) as on_progress:
             result = run_plan(
-                plan, options, out, backend=backend, on_progress=on_progress, profile=profile
+                plan,
+                options,
+                out,
+                backend=backend,
+                on_progress=on_progress,
+                on_notice=show_notice,
+                profile=profile,
             )
     print_result(run_summary(plan, result))
     print_note(f"run folder: {out}; see `eth report {out}`")

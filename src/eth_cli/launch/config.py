@@ -39,7 +39,9 @@ class RunOptions(Record):
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     resume: bool = False
-    """Whether to go on from the newest complete checkpoint of the run folder."""
+    """Whether to go on from the newest intact checkpoint of the run folder."""
+    resume_step: Annotated[int, Field(ge=0)] | None = None
+    """Step of the checkpoint that the launcher found to be intact; workers then do not look."""
     sample_log: bool = False
     """Whether each rank that reads samples logs their ids (samples/rank-N.jsonl)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 20.0

@@ -39,9 +39,12 @@ def prepare_folder(
         path.mkdir(parents=True, exist_ok=True)
     write_plan(folder.plan, plan)
     data = None if options.data is None else str(Path(options.data).absolute())
-    serde.write_json(
-        folder.options, options.model_copy(update={"data": data, "plan_digest": plan.digest()})
-    )
+    resolved = {
+        "data": data,
+        "plan_digest": plan.digest(),
+        "resume_step": first_step if options.resume else None,
+    }
+    serde.write_json(folder.options, options.model_copy(update=resolved))
     if profile is not None:
         write_profile(folder.profile, profile)
 

@@ -7,10 +7,11 @@ What the runtime cannot execute yet is listed in `launch.limits`, faults of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from eth_cli import units
 from eth_cli.errors import ConfigError, Fault
-from eth_cli.launch import dataset, limits
+from eth_cli.launch import checkpoints, dataset, limits
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.runtime.pacing import missing_paces
 from eth_cli.model import ModelSpec
@@ -98,8 +99,18 @@ def check_data(options: RunOptions, plan: Plan, spec: ModelSpec) -> None:
     dataset.open_source(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
 
 
-def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> int:
-    """The step to go on from: 0 for a new run. Creates nothing.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where a run goes on from."""
+
+    step: int = 0
+    """0 for a new run."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of it, a line each."""
+
+
+def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> Start:
+    """Where to go on from in a run folder. Creates nothing.
 
     Raises:
         ConfigError: a new run would mix with what is there, or there is nothing to go on from.
@@ -108,24 +119,28 @@ def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOpt
     if root.exists() and not root.is_dir():
         raise ConfigError.single(str(root), "", "is a file; give a folder for the run")
     if options.resume:
-        return _checkpoint_step(folder, plan, spec, options)
+        return _resumed(folder, plan, spec, options)
     if root.exists() and any(root.iterdir()):
         has_checkpoint = any(folder.checkpoints.glob("step-*"))
         hint = "go on with the run in it by --resume, or " if has_checkpoint else ""
         raise ConfigError.single(str(root), "", f"is not empty; {hint}give another folder")
-    return 0
+    return Start()
 
 
-def _checkpoint_step(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> int:
-    # Checkpoints are torch's, and so is their reader; only a resumed run pays for it here.
-    from eth_cli.launch.runtime import checkpoint
-
-    info = checkpoint.find_newest(folder)
+def _resumed(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> Start:
+    found = checkpoints.find_intact(folder)
+    info = found.info
     if info is None:
+        what = "complete checkpoint to resume from"
+        if found.damaged:
+            what = f"intact checkpoint to resume from: {'; '.join(map(str, found.damaged))}"
         raise ConfigError.single(
-            str(folder.checkpoints),
-            "",
-            "holds no complete checkpoint to resume from; run without --resume in a new folder",
+            str(folder.checkpoints), "", f"holds no {what}; run without --resume in a new folder"
         )
-    checkpoint.check_resumable(info, plan=plan, spec=spec, options=options, folder=folder)
-    return info.step
+    checkpoints.check_resumable(info, plan=plan, spec=spec, options=options, folder=folder)
+    warnings = [
+        f"{fault}; this checkpoint is damaged, so the run goes on from "
+        f"{folder.checkpoint_of(info.step).name}"
+        for fault in found.damaged
+    ]
+    return Start(step=info.step, warnings=tuple(warnings))

@@ -40,6 +40,11 @@ _GRACE_S = 2.0
 """Time that ranks get to end by themselves after a failure [s]; then they are killed."""
 
 OnProgress = Callable[[Progress], None]
+OnNotice = Callable[[str], None]
+
+
+def _ignore(_notice: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +74,14 @@ def dry_run(plan: Plan, options: RunOptions, out: str | Path, *, backend: str = 
     Raises:
         ConfigError: the run cannot be started like this.
     """
-    chosen, job, _ = _prepare(plan, options, RunFolder(Path(out).absolute()), backend)
-    lines = [f"# {job.num_ranks} ranks; plan {plan.digest()}", str(chosen.render(job))]
+    chosen, job, start = _prepare(plan, options, RunFolder(Path(out).absolute()), backend)
+    lines = [f"# warning: {warning}" for warning in start.warnings]
+    lines += [f"# {job.num_ranks} ranks; plan {plan.digest()}", str(chosen.render(job))]
     for place in plan.ranks:
-        start, stop = plan.pipelines[place.pipeline].stages[place.stage].blocks
+        blocks = plan.pipelines[place.pipeline].stages[place.stage].blocks
         lines.append(
             f"# rank {place.rank}: {place.device}, pipeline {place.pipeline}, "
-            f"stage {place.stage}, blocks [{start}, {stop}), "
+            f"stage {place.stage}, blocks [{blocks[0]}, {blocks[1]}), "
             f"log {job.folder.log_of(place.rank)}"
         )
     return "\n".join(lines) + "\n"
@@ -88,43 +94,47 @@ def run_plan(
     *,
     backend: str = "local",
     on_progress: OnProgress | None = None,
+    on_notice: OnNotice = _ignore,
     profile: Profile | None = None,
 ) -> RunResult:
     """Train by a plan, in the folder ``out``, until ``options.steps`` steps are done.
 
     The first Ctrl-C (or SIGTERM) ends the run after the present step with a checkpoint, a second
-    one kills it. ``on_progress`` is called after each step. ``profile`` is kept in the folder, so
-    that a report can tell what was predicted.
+    one kills it. ``on_progress`` is called after each step, ``on_notice`` with a line that a person
+    should read. ``profile`` is kept in the folder, so that a report can tell what was predicted.
 
     Raises:
         ConfigError: something is wrong that can be known before a worker is started.
         LaunchError: a rank failed, hung or did not start; nothing runs any more then.
     """
     folder = RunFolder(Path(out).absolute())
-    chosen, job, first_step = _prepare(plan, options, folder, backend)
+    chosen, job, start = _prepare(plan, options, folder, backend)
     request = chosen.render(job)
+    for warning in start.warnings:
+        on_notice(warning)
     with locked(folder), _interrupts() as num_interrupts:
-        prepare_folder(folder, plan, options, profile=profile, first_step=first_step)
+        prepare_folder(folder, plan, options, profile=profile, first_step=start.step)
         return Execution(
             plan=plan,
             options=options,
             job=job,
             backend=chosen,
-            first_step=first_step,
+            first_step=start.step,
             on_progress=on_progress,
+            on_notice=on_notice,
         ).run(request, num_interrupts)
 
 
 def _prepare(
     plan: Plan, options: RunOptions, folder: RunFolder, backend: str
-) -> tuple[Backend, Job, int]:
+) -> tuple[Backend, Job, preflight.Start]:
     chosen = load_backend(backend)
     spec = check_runnable(plan)
     job = make_job(plan, folder)
     chosen.render(job)  # a backend that cannot run this job says so here
-    first_step = preflight.check_folder(folder, plan, spec, options)
+    start = preflight.check_folder(folder, plan, spec, options)
     preflight.check_data(options, plan, spec)
-    return chosen, job, first_step
+    return chosen, job, start
 
 
 @contextlib.contextmanager
@@ -178,6 +188,7 @@ class Execution:
     backend: Backend
     first_step: int
     on_progress: OnProgress | None
+    on_notice: OnNotice = _ignore
 
     def run(self, request: Any, num_interrupts: Callable[[], int]) -> RunResult:
         """Submit a request and watch it. ``num_interrupts`` tells how often Ctrl-C was pressed.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.text import Text
 
 from eth_cli.launch.progress import Progress as StepProgress
 from eth_cli.launch.run import RunResult
 from eth_cli.plan import Plan
-from eth_cli.render.console import console, print_note
+from eth_cli.render.console import console, print_note, print_warning
 from eth_cli.units import format_seconds
 
 LINE_EVERY_S = 10.0
@@ -57,6 +57,13 @@ def _line_printer() -> Callable[[StepProgress], None]:
             last_s = time_s
 
     return show
+
+
+def show_notice(text: str) -> None:
+    """A line that a person should read, also above a live bar."""
+    # A terminal that was closed takes no more lines, and must not end the run that goes on to save.
+    with suppress(OSError):
+        print_warning(text)
 
 
 def describe(now: StepProgress) -> str:

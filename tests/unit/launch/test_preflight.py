@@ -155,8 +155,12 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert "holds no complete checkpoint" in str(refused(paced_plan(), out, options))
     # One that was being written when the run was killed is none.
-    (out / "checkpoints" / "step-000002").mkdir(parents=True)
+    (out / "checkpoints" / ".step-000001.tmp").mkdir(parents=True)
     assert "holds no complete checkpoint" in str(refused(paced_plan(), out, options))
+    (out / "checkpoints" / "step-000002").mkdir()
+    (fault,) = refused(paced_plan(), out, options).faults
+    assert "holds no intact checkpoint" in fault.message
+    assert "step-000002/complete.json: no such file" in fault.message
 
 
 def test_a_folder_is_made_ready_for_workers(tmp_path: Path) -> None:

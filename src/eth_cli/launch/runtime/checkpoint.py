@@ -1,9 +1,8 @@
-"""Checkpoints by parameter name, so that a run goes on under any plan.
+"""Tensors of checkpoints, by parameter name, so that a run goes on under any plan.
 
-A checkpoint is a folder ``step-NNNNNN`` that `torch.distributed.checkpoint` wrote, with
-``complete.json`` beside the tensors: what was trained, and how far. It is written under another
-name, flushed to disk and renamed, so that a folder of this name is a whole one; one without a
-readable ``complete.json`` is ignored. Each parameter is saved once, by its lowest owner.
+`torch.distributed.checkpoint` writes and reads them; what else a checkpoint consists of, and when
+it is a whole one, is told in `eth_cli.launch.checkpoints`. Each parameter is saved once, by its
+lowest owner.
 
 The tensors are read without running anything that the files say: torch loads them with
 ``weights_only``, and the index is unpickled with the few classes that an index needs.
@@ -11,10 +10,10 @@ The tensors are read without running anything that the files say: torch loads th
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,99 +21,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from eth_cli import serde
-from eth_cli.errors import ConfigError, Fault
-from eth_cli.launch.config import CHECKPOINT_MARKER as MARKER
-from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.errors import EthError, LaunchError
+from eth_cli.launch.checkpoints import CheckpointInfo, files_of
+from eth_cli.launch.config import CHECKPOINT_MARKER, RunFolder
 from eth_cli.launch.runtime.optim import Optimizer
 from eth_cli.launch.runtime.stage import OwnedParameter
-from eth_cli.model import ModelSpec
-from eth_cli.plan import Plan
-from eth_cli.serde import Record
 
-
-class CheckpointInfo(Record):
-    """What a checkpoint is of; the contents of ``complete.json``."""
-
-    step: int
-    """Optimizer steps taken."""
-    next_sample: int
-    """Global position of the first sample that was not trained on yet."""
-    seed: int
-    seq_len: int
-    global_batch_size: int
-    model_digest: str
-    plan_digest: str
-    """The plan that it was written under; another one may go on from it."""
-
-    @classmethod
-    def of(cls, *, step: int, plan: Plan, spec: ModelSpec, options: RunOptions) -> CheckpointInfo:
-        """What a checkpoint of this run after ``step`` steps is of."""
-        return cls(
-            step=step,
-            next_sample=step * plan.global_batch_size,
-            seed=options.seed,
-            seq_len=plan.seq_len,
-            global_batch_size=plan.global_batch_size,
-            model_digest=serde.digest(serde.to_data(spec)),
-            plan_digest=plan.digest(),
-        )
-
-
-def find_newest(folder: RunFolder) -> CheckpointInfo | None:
-    """The newest complete checkpoint of a run; None without one. Incomplete ones are ignored."""
-    found = []
-    for path in folder.checkpoints.glob("step-*"):
-        match = re.fullmatch(r"step-(\d{6,})", path.name)
-        if match is None:
-            continue
-        try:
-            info = serde.read_json(path / MARKER, CheckpointInfo)
-        except ConfigError:
-            continue
-        if info.step == int(match[1]):
-            found.append(info)
-    return max(found, key=lambda info: info.step, default=None)
-
-
-def check_resumable(
-    info: CheckpointInfo, *, plan: Plan, spec: ModelSpec, options: RunOptions, folder: RunFolder
-) -> None:
-    """Raise ConfigError unless this run would have come to the checkpoint itself."""
-    here = CheckpointInfo.of(step=info.step, plan=plan, spec=spec, options=options)
-    names = {
-        "model_digest": "model",
-        "seq_len": "seq_len",
-        "global_batch_size": "global_batch_size",
-        "seed": "seed",
-    }
-    path = str(folder.checkpoint_of(info.step) / MARKER)
-    faults = [
-        Fault(
-            file=path,
-            field=field,
-            message=f"was trained with {name} {getattr(info, field)}, but this run has "
-            f"{getattr(here, field)}; use the same {name}, or another --out to start afresh",
-        )
-        for field, name in names.items()
-        if getattr(info, field) != getattr(here, field)
-    ]
-    if info.step > options.steps:
-        faults.append(
-            Fault(
-                file=path,
-                field="step",
-                message=f"is {info.step}, past the {options.steps} steps of this run; "
-                "give more --steps",
-            )
-        )
-    if faults:
-        raise ConfigError(faults)
+_FULL_BYTES = 2**16
+"""A disk with less space than this is full."""
 
 
 def save(
@@ -127,20 +48,34 @@ def save(
     """Write a checkpoint; all ranks call this together, each with the parameters it saves.
 
     On return it is complete on disk, for every rank.
+
+    Raises:
+        LaunchError: it cannot be written. What was written of it is removed; earlier ones are not
+            touched.
     """
     final = folder.checkpoint_of(info.step)
     aside = final.with_name(f".{final.name}.tmp")
-    if dist.get_rank() == 0:
-        for leftover in (final, *folder.checkpoints.glob(".step-*.tmp")):
-            shutil.rmtree(leftover, ignore_errors=True)
-        aside.mkdir(parents=True)
-    dist.barrier()
-    save_state(_state(parameters, optimizer), storage_writer=FileSystemWriter(aside))
-    if dist.get_rank() == 0:
-        serde.write_json(aside / MARKER, info)
-        _sync_folder(aside)
-        os.replace(aside, final)
-        _sync_folder(folder.checkpoints)
+    try:
+        if dist.get_rank() == 0:
+            for leftover in (final, *folder.checkpoints.glob(".step-*.tmp")):
+                shutil.rmtree(leftover, ignore_errors=True)
+            aside.mkdir(parents=True)
+        dist.barrier()
+        save_state(_state(parameters, optimizer), storage_writer=_Writer(aside))
+        if dist.get_rank() == 0:
+            whole = info.model_copy(update={"files": files_of(aside)})
+            serde.write_json(aside / CHECKPOINT_MARKER, whole)
+            _sync_folder(aside)
+            os.replace(aside, final)
+            _sync_folder(folder.checkpoints)
+    except (CheckpointException, OSError, EthError) as error:
+        reason = _reason(error)
+        if dist.get_rank() == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise LaunchError(
+            f"{final} cannot be written: {reason}; earlier checkpoints are untouched, "
+            "go on from them with --resume"
+        ) from error
     dist.barrier()
 
 
@@ -151,9 +86,37 @@ def load(
     parameters: Sequence[OwnedParameter],
     optimizer: Optimizer,
 ) -> None:
-    """Read this rank's parameters and their moments in place; all ranks call this together."""
+    """Read this rank's parameters and their moments in place; all ranks call this together.
+
+    Raises:
+        LaunchError: it cannot be read.
+    """
     path = folder.checkpoint_of(info.step)
-    load_state(_state(parameters, optimizer), storage_reader=_Reader(path))
+    try:
+        load_state(_state(parameters, optimizer), storage_reader=_Reader(path))
+    except (CheckpointException, OSError, EthError) as error:
+        raise LaunchError(
+            f"{path} cannot be loaded: {_reason(error)}; "
+            "move this folder away to go on from an older checkpoint"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Why saving or loading failed, in one line.
+
+    torch raises the same exception on every rank, with the failures of all ranks in it. It is no
+    `Exception`, and must not be let through: who catches those would miss it.
+    """
+    prefix = ""
+    if isinstance(error, CheckpointException):
+        rank, (error, _) = min(error.failures.items())
+        if rank != dist.get_rank():
+            # As in the messages of lost connections, this is not the rank to blame.
+            prefix = f"the remote worker {rank} failed: "
+    if isinstance(error, OSError) and error.strerror:
+        return prefix + error.strerror
+    lines = str(error).splitlines() or [""]
+    return f"{prefix}{type(error).__name__}: {lines[0]}"
 
 
 def _state(parameters: Iterable[OwnedParameter], optimizer: Optimizer) -> dict[str, Any]:
@@ -173,6 +136,18 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Writer(FileSystemWriter):
+    """Writes torch's checkpoints; torch's own does not tell when it is the disk that is full."""
+
+    def write_data(self, *args: Any) -> Any:
+        try:
+            return super().write_data(*args)
+        except Exception as error:
+            if shutil.disk_usage(self.path).free < _FULL_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
 
 
 class _Reader(FileSystemReader):

@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from eth_cli.launch import checkpoints
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.dataset import TokenSource
 from eth_cli.launch.runtime import checkpoint
@@ -221,7 +222,7 @@ class Trainer:
         # A disk may be much slower than a step.
         self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
         checkpoint.save(
-            checkpoint.CheckpointInfo.of(
+            checkpoints.CheckpointInfo.of(
                 step=self.step, plan=self.plan, spec=self.spec, options=self.options
             ),
             folder=self.folder,
@@ -234,20 +235,21 @@ class Trainer:
         self.journal.flush()
 
     def _resume(self) -> None:
-        """Go on from the newest complete checkpoint; from the start where there is none."""
+        """Go on from a checkpoint that is known to be intact; from the start where there is none.
+
+        The launcher has looked for it; without a launcher rank 0 does.
+        """
         self.journal.begin("load", waits=True)
-        info = checkpoint.find_newest(self.folder)
-        step = torch.tensor(-1 if info is None else info.step, device=self.device)
-        newest = step.clone()
-        dist.broadcast(newest, src=0)
-        if step != newest:
-            raise RuntimeError(
-                f"rank {self.rank} finds checkpoint {step.item()}, rank 0 finds {newest.item()}: "
-                f"{self.folder.checkpoints} must be the same folder on all nodes"
-            )
-        if info is None:
+        chosen = self.options.resume_step
+        if chosen is None and self.rank == 0:
+            found = checkpoints.find_intact(self.folder).info
+            chosen = -1 if found is None else found.step
+        step = torch.tensor(-1 if chosen is None else chosen, device=self.device)
+        dist.broadcast(step, src=0)
+        if step < 0:
             return
-        checkpoint.check_resumable(
+        info = checkpoints.read_info(self.folder, int(step))
+        checkpoints.check_resumable(
             info, plan=self.plan, spec=self.spec, options=self.options, folder=self.folder
         )
         checkpoint.load(
