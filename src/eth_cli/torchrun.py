@@ -208,8 +208,9 @@ def main() -> int:
             ]
             path = _exits_path(log_dir)
             aside = path.with_suffix(".tmp")
-            aside.write_text(json.dumps(exits), encoding="utf-8")
-            os.replace(aside, path)
+            with contextlib.suppress(OSError):  # a full disk: the exit code still tells of failure
+                aside.write_text(json.dumps(exits), encoding="utf-8")
+                os.replace(aside, path)
         return 1
     except SignalException as error:
         return 128 + error.sigval

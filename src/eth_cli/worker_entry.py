@@ -8,6 +8,7 @@ log file, and an exception that ends it is told to torchrun in the way torchrun 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -59,7 +60,8 @@ def _tell_torchrun(error: Exception) -> None:
         # Ours: torchrun keeps whole seconds only, which do not tell who was first.
         "time_s": now,
     }
-    Path(path).write_text(json.dumps(record), encoding="utf-8")
+    with contextlib.suppress(OSError):  # a full disk; the exception itself goes on
+        Path(path).write_text(json.dumps(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -153,3 +154,27 @@ def test_torchrun_that_hangs_when_all_ranks_are_done_does_not_hold_up_the_run(
         return
     with pytest.raises(LaunchError, match=r"torchrun did not end within 1 s, and .*step-000000 is"):
         run_fake({1: "freeze torchrun"})
+
+
+def test_a_run_whose_folder_vanishes_ends_and_says_so(
+    run_fake: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    root = tmp_path / "a'; echo foo"
+
+    def remove() -> int:
+        if (root / "status" / "rank-2").exists():
+            shutil.rmtree(root)
+        return 0
+
+    with pytest.raises(LaunchError, match="was removed or moved while it went on") as caught:
+        run_fake({}, num_interrupts=remove)
+    assert str(root) in str(caught.value)
+
+
+def test_a_full_disk_is_told_though_the_rank_could_not(
+    run_fake: Callable[..., RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(LaunchError, match="; no space is left on the disk of "):
+        run_fake({0: "exit 3", 1: "lose"})

@@ -38,6 +38,8 @@ _LOOK_S = 0.1
 """Time between two looks at the ranks [s]."""
 _GRACE_S = 2.0
 """Time that ranks get to end by themselves after a failure [s]; then they are killed."""
+_FULL_BYTES = 2**16
+"""A disk with less space than this is full."""
 
 OnProgress = Callable[[Progress], None]
 OnNotice = Callable[[str], None]
@@ -235,6 +237,11 @@ class Execution:
             for _ in range(num_interrupts() - state.num_interrupts):
                 state, actions = supervise.advance(state, supervise.Interrupted())
                 self._act(actions, self.first_step)
+            if not folder.options.exists():
+                raise LaunchError(
+                    f"the run failed: its folder {folder.root} was removed or moved while it went "
+                    "on, and its logs with it"
+                )
             # The statuses first: what ends in between is then seen as ended next time.
             statuses = {
                 rank: status
@@ -288,7 +295,9 @@ class Execution:
         folder = self.job.folder
         if failure.rank is None:
             log = folder.logs / "launcher.log"
-            return LaunchError(f"the run failed: {failure.cause}; see {log}", log_path=str(log))
+            return LaunchError(
+                f"the run failed: {failure.cause}{_disk_note(folder)}; see {log}", log_path=str(log)
+            )
         place = self.job.places[failure.rank]
         log = folder.log_of(failure.rank)
         when = "before it said what it does"
@@ -297,7 +306,7 @@ class Execution:
             when = f"in step {failure.step}, {doing}" if failure.step else f"at start-up, {doing}"
         return LaunchError(
             f"rank {failure.rank} ({place.device}, pipeline {place.pipeline}, "
-            f"stage {place.stage}) {failure.cause}; {when}; its log is {log}",
+            f"stage {place.stage}) {failure.cause}; {when}{_disk_note(folder)}; its log is {log}",
             rank=failure.rank,
             device=place.device,
             pipeline=place.pipeline,
@@ -306,3 +315,12 @@ class Execution:
             operation=failure.operation,
             log_path=str(log),
         )
+
+
+def _disk_note(folder: RunFolder) -> str:
+    """That the disk is full, where it is: ranks that fail of it may be unable to say so."""
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(folder.root).free
+        if free < _FULL_BYTES:
+            return f"; no space is left on the disk of {folder.root}"
+    return ""

@@ -9,6 +9,7 @@ better way.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         worker.fail(reason)
         if is_debug():
             traceback.print_exc()
-        print(f"{worker.where()}: {reason}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk takes no log; the status is written
+            print(f"{worker.where()}: {reason}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, EthError) else LaunchError.exit_code
     return 0
 
