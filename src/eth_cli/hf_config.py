@@ -7,21 +7,22 @@ blocks cannot reproduce is refused, never dropped.
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError
 from eth_cli.faults import shown
-from eth_cli.model import ModelSpec
+from eth_cli.model import FfnWidth, ModelSpec, Positive, Width
 from eth_cli.serde import FieldError, Location, Record
 
-Positive = Annotated[int, Field(gt=0, le=10**9)]
 Epsilon = Annotated[float, Field(gt=0)]
 Layers = Annotated[int, Field(gt=0, le=99_998)]
+MOST = sys.float_info.max
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -76,10 +77,10 @@ class _Config(Record):
 class _Gpt2(_Config):
     vocab_size: Positive = 50257
     n_positions: Positive = 1024
-    n_embd: Positive = 768
+    n_embd: Width = 768
     n_layer: Layers = 12
-    n_head: Positive = 12
-    n_inner: Positive | None = None
+    n_head: Width = 12
+    n_inner: FfnWidth | None = None
     activation_function: str = "gelu_new"
     layer_norm_epsilon: Epsilon = 1e-5
     tie_word_embeddings: bool = True
@@ -121,11 +122,11 @@ class _Gpt2(_Config):
 class _Opt(_Config):
     vocab_size: Positive = 50272
     max_position_embeddings: Positive = 2048
-    hidden_size: Positive = 768
+    hidden_size: Width = 768
     num_hidden_layers: Layers = 12
-    num_attention_heads: Positive = 12
-    ffn_dim: Positive = 3072
-    word_embed_proj_dim: Positive | None = None
+    num_attention_heads: Width = 12
+    ffn_dim: FfnWidth = 3072
+    word_embed_proj_dim: Width | None = None
     activation_function: str = "relu"
     do_layer_norm_before: bool = True
     remove_final_layer_norm: Annotated[bool, Field(alias="_remove_final_layer_norm")] = False
@@ -168,12 +169,12 @@ class _Opt(_Config):
 class _Llama(_Config):
     vocab_size: Positive = 32000
     max_position_embeddings: Positive = 2048
-    hidden_size: Positive = 4096
-    intermediate_size: Positive = 11008
+    hidden_size: Width = 4096
+    intermediate_size: FfnWidth = 11008
     num_hidden_layers: Layers = 32
-    num_attention_heads: Positive = 32
-    num_key_value_heads: Positive | None = None
-    head_dim: Positive | None = None
+    num_attention_heads: Width = 32
+    num_key_value_heads: Width | None = None
+    head_dim: Width | None = None
     hidden_act: str = "silu"
     rms_norm_eps: Epsilon = 1e-6
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
@@ -210,9 +211,12 @@ class _Llama(_Config):
                     )
                 )
         theta = (self.rope_parameters or {}).get("rope_theta", 1.0)
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta <= MOST:
             faults.append(
-                (("rope_parameters", "rope_theta"), f"must be a number above 0, not {shown(theta)}")
+                (
+                    ("rope_parameters", "rope_theta"),
+                    f"must be a finite number above 0, not {shown(theta)}",
+                )
             )
         return faults
 
@@ -247,8 +251,8 @@ class _Llama(_Config):
 
 
 class _Mistral(_Llama):
-    intermediate_size: Positive = 14336
-    num_key_value_heads: Positive | None = 8
+    intermediate_size: FfnWidth = 14336
+    num_key_value_heads: Width | None = 8
     max_position_embeddings: Positive = 4096 * 32
     sliding_window: Positive | None = 4096
 
@@ -258,8 +262,8 @@ class _Mistral(_Llama):
 
 class _Qwen2(_Llama):
     vocab_size: Positive = 151936
-    intermediate_size: Positive = 22016
-    num_key_value_heads: Positive | None = 32
+    intermediate_size: FfnWidth = 22016
+    num_key_value_heads: Width | None = 32
     max_position_embeddings: Positive = 32768
     use_sliding_window: bool = False
     sliding_window: Positive | None = 4096
@@ -314,7 +318,10 @@ def parse_config(data: Mapping[str, Any], *, file: str, name: str) -> ModelSpec:
     _check_architectures(data.get("architectures"), model_type, file)
     config = serde.validate(MODEL_TYPES[model_type], dict(data), file)
     given = data.get("_name_or_path")
-    return config.to_spec(given if isinstance(given, str) and given else name)
+    try:
+        return config.to_spec(given if isinstance(given, str) and given else name)
+    except ValidationError as error:  # Fields that are each possible make an impossible model.
+        raise serde.config_error(error, ModelSpec, file) from None
 
 
 def _check_architectures(value: Any, model_type: str, file: str) -> None:

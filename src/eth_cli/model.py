@@ -15,6 +15,14 @@ from eth_cli.errors import ConfigError
 from eth_cli.serde import FieldError, Location, Record
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Width = Annotated[int, Field(gt=0, le=2**20)]
+"""Far above any model's, and small enough that no weight has more bytes than a number can count."""
+FfnWidth = Annotated[int, Field(gt=0, le=2**24)]
+
+MAX_ATTENTION_WIDTH = 2**24
+"""Largest num_heads x head_dim."""
+MAX_ELEMENTS = 2**58
+"""No tensor may have more elements: 8 bytes for each are still well below 2**63."""
 
 BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of one number of each dtype that a plan may train in."""
@@ -37,13 +45,13 @@ class ModelSpec(Record):
     family: Literal["gpt", "llama"]
     """gpt: learned positions, LayerNorm, biases. llama: RoPE, RMSNorm, gated feed-forward."""
     vocab_size: Positive
-    hidden_size: Positive
+    hidden_size: Width
     num_layers: Annotated[int, Field(gt=0, le=99_998)]
-    num_heads: Positive
-    num_kv_heads: Positive
+    num_heads: Width
+    num_kv_heads: Width
     """Key and value heads; fewer than num_heads is grouped-query attention."""
-    head_dim: Positive
-    ffn_size: Positive
+    head_dim: Width
+    ffn_size: FfnWidth
     """Width of the feed-forward layer."""
     max_positions: Positive
     """Longest sequence (learned positions: rows of the table, less position_offset)."""
@@ -59,7 +67,7 @@ class ModelSpec(Record):
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     position_offset: Annotated[int, Field(ge=0)] = 0
     """Unused rows before position 0 of the learned table (OPT: 2)."""
-    embedding_size: Positive
+    embedding_size: Width
     """Width of the token embedding; other than hidden_size adds projections (OPT-350M)."""
     post_norm: bool = False
     """Norm after each residual addition instead of before each sub-layer (OPT-350M)."""
@@ -74,6 +82,15 @@ class ModelSpec(Record):
                 (
                     ("num_kv_heads",),
                     f"{self.num_kv_heads} does not divide num_heads {self.num_heads}",
+                )
+            )
+        attended = self.num_heads * self.head_dim
+        if attended > MAX_ATTENTION_WIDTH:
+            faults.append(
+                (
+                    ("head_dim",),
+                    f"{self.num_heads} heads of {self.head_dim} are {attended} wide; "
+                    f"at most {MAX_ATTENTION_WIDTH} is possible",
                 )
             )
         if self.family == "llama":
@@ -238,3 +255,16 @@ def check_seq_len(spec: ModelSpec, seq_len: int, *, file: str, field: str = "") 
         f"{seq_len} tokens are too many: model {spec.name} {limit}; "
         f"use at most {spec.longest_sequence}",
     )
+
+
+def check_micro_batch_size(spec: ModelSpec, size: int, *, seq_len: int, file: str) -> None:
+    """Raise ConfigError if a micro-batch of so many samples has tensors beyond all counting."""
+    widest = max(spec.vocab_size, spec.ffn_size, 3 * spec.num_heads * spec.head_dim)
+    elements = size * seq_len * max(widest, spec.num_heads * seq_len)
+    if elements > MAX_ELEMENTS:
+        raise ConfigError.single(
+            file,
+            "",
+            f"{size} samples of {seq_len} tokens make a tensor of {elements} elements in model "
+            f"{spec.name}; at most {MAX_ELEMENTS} are possible",
+        )

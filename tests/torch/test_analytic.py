@@ -152,6 +152,7 @@ def test_a_type_without_any_figures_is_refused() -> None:
         ({"dtype": "int8"}, "--dtype: unknown dtype 'int8'"),
         ({"micro_batch_sizes": ()}, "--micro-batch-sizes: name at least one"),
         ({"micro_batch_sizes": (2, 0)}, "--micro-batch-sizes: 0 samples"),
+        ({"micro_batch_sizes": (2, 10**15)}, "--micro-batch-sizes: 1000000000000000 samples"),
     ],
 )
 def test_bad_requests_name_the_option(options: dict[str, Any], says: str) -> None:

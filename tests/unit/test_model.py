@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from eth_cli.errors import ConfigError
-from eth_cli.model import EMBEDDING, HEAD, TRANSFORMER, ModelSpec, check_seq_len
+from eth_cli.model import (
+    EMBEDDING,
+    HEAD,
+    MAX_ELEMENTS,
+    TRANSFORMER,
+    ModelSpec,
+    check_micro_batch_size,
+    check_seq_len,
+)
 from eth_cli.serde import FieldError
 
 
@@ -131,3 +139,10 @@ def test_sequences_longer_than_the_attention_window_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"sliding attention window of 20 tokens"):
         check_seq_len(spec, 21, file="--seq-len")
     assert make_llama(attention_window=900).longest_sequence == 50
+
+
+def test_micro_batches_beyond_all_counting_are_refused_with_both_numbers() -> None:
+    spec = make_spec()
+    check_micro_batch_size(spec, 10**9, seq_len=50, file="--micro-batch-sizes")
+    with pytest.raises(ConfigError, match=rf"^--micro-batch-sizes: .* at most {MAX_ELEMENTS}"):
+        check_micro_batch_size(spec, 10**9, seq_len=10**9, file="--micro-batch-sizes")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eth_cli import serde
-from eth_cli.errors import ConfigError
+from eth_cli.errors import ConfigError, Fault
 from eth_cli.hf_config import MODEL_TYPES
-from eth_cli.model import ModelSpec
+from eth_cli.model import MAX_ELEMENTS, ModelSpec
 from eth_cli.model_sources import PRESETS, load_model
 
 PUBLISHED = {
@@ -210,6 +211,27 @@ def test_a_sliding_window_limits_the_sequence_only_where_it_is_used(tmp_path: Pa
             "rope_parameters.rope_theta",
             "above 0",
         ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_parameters": {"rope_theta": 10**400}},
+            "rope_parameters.rope_theta",
+            "finite",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_parameters": {"rope_theta": float("inf")}},
+            "rope_parameters.rope_theta",
+            "finite",
+        ),
+        (HF_LLAMA3_8B, {"rope_theta": 10**400}, "rope_theta", "number"),
+        (HF_LLAMA3_8B, {"head_dim": 2**20}, "head_dim", "33554432 wide; at most 16777216"),
+        (HF_LLAMA3_8B, {"intermediate_size": 10**9}, "intermediate_size", "1000000000"),
+        (HF_GPT2, {"n_embd": 10**9, "n_head": 1}, "n_embd", "1048576, not 1000000000"),
+        (HF_GPT2, {"n_inner": 10**9}, "n_inner", "16777216, not 1000000000"),
+        (HF_GPT2, {"n_layer": 10**9}, "n_layer", "99998, not 1000000000"),
+        (HF_OPT_350M, {"word_embed_proj_dim": 10**9}, "word_embed_proj_dim", "1048576"),
+        (HF_MISTRAL, {"hidden_size": 10**9}, "hidden_size", "1048576"),
+        (HF_QWEN, {"vocab_size": 10**12}, "vocab_size", "1000000000, not 1000000000000"),
         (HF_LLAMA3_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor", "not built"),
         (HF_LLAMA3_8B, {"hidden_act": "quick_gelu"}, "hidden_act", "unknown activation"),
         (HF_QWEN, {"hidden_size": True}, "hidden_size", "whole number"),
@@ -229,6 +251,45 @@ def test_what_is_malformed_or_not_built_names_file_and_field(
     assert (fault.file, fault.field) == (str(path), field)
     assert says in fault.message
     assert "\n" not in str(fault)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_largest_fields_are_a_model_or_a_fault(model_type: str, tmp_path: Path) -> None:
+    # Each field at its limit, alone and all at once: never an error of another kind.
+    schema = MODEL_TYPES[model_type].model_json_schema()["properties"]
+    limits = {
+        key: limit
+        for key, entry in schema.items()
+        for option in (entry, *entry.get("anyOf", ()))
+        if (limit := option.get("maximum")) is not None
+    }
+    assert len(limits) >= 6
+    for changes in (limits, *({key: limit} for key, limit in limits.items())):
+        path = write(tmp_path, {"model_type": model_type, **changes})
+        spec: ModelSpec | None = None
+        faults: tuple[Fault, ...] = ()
+        try:
+            spec = load_model(str(path))
+        except ConfigError as error:
+            faults = error.faults
+        assert all(fault.file == str(path) and fault.field for fault in faults)
+        if spec is not None:
+            shapes = [spec.parameter_shapes(i) for i in (0, 1, spec.num_blocks - 1)]
+            sizes = [math.prod(shape) for block in shapes for shape in block.values()]
+            assert max(sizes) <= MAX_ELEMENTS
+        else:
+            assert faults
+
+
+def test_an_impossible_model_of_possible_fields_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_spec = MODEL_TYPES["gpt2"].to_spec
+    monkeypatch.setattr(MODEL_TYPES["gpt2"], "to_spec", lambda self, name: to_spec(self, ""))
+    path = write(tmp_path, HF_GPT2)
+    with pytest.raises(ConfigError) as caught:
+        load_model(str(path))
+    assert str(caught.value) == f"{path}: name: must not be empty"
 
 
 def test_all_faults_of_a_configuration_are_told_at_once(tmp_path: Path) -> None:

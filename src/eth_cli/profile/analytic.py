@@ -11,7 +11,12 @@ from typing import cast
 
 from eth_cli.cluster import DTYPES, Cluster, DeviceType
 from eth_cli.errors import ConfigError, Fault
-from eth_cli.model import BYTES_PER_ELEMENT, ModelSpec, check_seq_len
+from eth_cli.model import (
+    BYTES_PER_ELEMENT,
+    ModelSpec,
+    check_micro_batch_size,
+    check_seq_len,
+)
 from eth_cli.profile.roofline import (
     MATMUL_EFFICIENCY,
     MEMORY_EFFICIENCY,
@@ -100,6 +105,9 @@ def check_request(
             "",
             f"{bad[0]} samples are too few; use 1 or more" if bad else "name at least one",
         )
+    check_micro_batch_size(
+        spec, max(micro_batch_sizes), seq_len=seq_len, file="--micro-batch-sizes"
+    )
 
 
 def used_types(cluster: Cluster) -> tuple[str, ...]:
