@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-_SIZE = 512
+_SIZE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,7 @@ class StatusWriter:
         self._rank = rank
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Written, not only sized: a page that a full disk has no room for kills who writes to it.
         path.write_bytes(b"\0" * _SIZE)
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
@@ -61,7 +62,7 @@ class StatusWriter:
             operation=operation,
             waits=waits,
             time_s=time.time(),
-            error=error[:200],
+            error=error[:500],
         )
         data = _encode(status)
         while len(data) >= _SIZE and status.error:
