@@ -78,6 +78,35 @@ def test_the_demo_removes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "mine"
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the demo is a bash script")
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--help"], 0, "./demo [FOLDER]"),
+        (["-h"], 0, "STEPS, EVEN_STEPS"),
+        (["--fast"], 2, "no option --fast"),
+        (["a", "b"], 2, "give one folder"),
+        ([""], 2, "give one folder"),
+    ],
+)
+def test_the_demo_tells_how_it_is_used(
+    arguments: list[str], code: int, says: str, in_tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        ["bash", str(ROOT / "demo"), *arguments],
+        env=os.environ | {"VENV": str(in_tmp_path / "none"), "PYTHON": "false"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == code
+    assert says in (done.stderr if code else done.stdout)
+    assert "set -euo" not in done.stdout + done.stderr
+    assert not list(in_tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("in_tmp_path")
 def test_planning_from_data_sheets(capsys: pytest.CaptureFixture[str]) -> None:
     (cluster,) = code_blocks("yaml")
