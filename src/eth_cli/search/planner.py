@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 
 import eth_cli
@@ -37,8 +37,8 @@ from eth_cli.search.request import (
 )
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import choose_families
-from eth_cli.search.templates import Kind, Problem, Template, TemplateStage
-from eth_cli.units import format_seconds
+from eth_cli.search.templates import Kind, Problem, Template
+from eth_cli.search.unused import explain_unused, unused_types
 
 __all__ = [
     "STRATEGIES",
@@ -177,7 +177,7 @@ class _Search:
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
         bound_s = min(choose_families(self.problem).bound_s, grid.step_time_s)
-        unused = dict.fromkeys(self._unused_types(grid.pipelines), grid.why_left_out)
+        unused = dict.fromkeys(unused_types(self.problem, grid.pipelines), grid.why_left_out)
         return self._report(best, bound_s, unused, ())
 
     def _hpp(self) -> SearchReport:
@@ -208,7 +208,7 @@ class _Search:
             self._offer_any(best)
         if best.pipelines is None:
             raise self._infeasible(is_proved=proved or math.isinf(families.bound_s))
-        reasons = self._explore_unused(best, proved)
+        reasons = explain_unused(self.problem, best, is_final=proved)
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
         return self._report(best, bound_s, reasons, tuple(rivals))
@@ -231,38 +231,6 @@ class _Search:
 
     def _may_exhaust(self) -> bool:
         return math.prod(n + 1 for n in self.problem.counts) <= _EXHAUSTIVE_COUNTS
-
-    # --- Devices that the plan leaves out ------------------------------------------------------
-
-    def _unused_types(self, pipelines: Sequence[PlacedPipeline]) -> list[str]:
-        """Usable types of which the plan leaves out a device."""
-        used = _used_by_type(pipelines)
-        return [
-            k.device_type for k in self.problem.kinds if used.get(k.device_type, 0) < k.num_devices
-        ]
-
-    def _explore_unused(self, best: Best, proved: bool) -> dict[str, str]:
-        """Why each type has devices left; better plans that turn up on the way are kept."""
-        problem = self.problem
-        assert best.pipelines is not None
-        rounds = 0 if proved else _GROWTH // len(best.pipelines)
-        for turn in range(rounds + 1):
-            reasons = {}
-            grown = False
-            templates = _templates_of(problem, best.pipelines)
-            for k, kind in enumerate(problem.kinds):
-                if kind.device_type not in self._unused_types(best.pipelines):
-                    continue
-                tried = heuristic.with_one_more(problem, templates, k)
-                best.num_simulated += tried.num_simulated
-                if turn < rounds and tried.pipelines is not None:
-                    grown = best.offer(tried.pipelines, tried.time_s)
-                    if grown:
-                        break
-                reasons[kind.device_type] = _why_unused(best.time_s, tried.time_s)
-            if not grown:
-                break
-        return reasons
 
     # --- The answer ----------------------------------------------------------------------------
 
@@ -345,8 +313,6 @@ _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
-_GROWTH = 32
-"""Devices that are added to a plan one by one after the search, divided by its pipelines."""
 
 
 def _kinds(cluster: Cluster, left_out: Collection[str]) -> list[Kind]:
@@ -371,37 +337,3 @@ def _check(simulation: Simulation, best: Best) -> None:
         )
     if simulation.excesses:
         raise RuntimeError(f"the search's plan does not fit: {simulation.excesses[0]}")
-
-
-def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:
-    index = {kind.device_type: k for k, kind in enumerate(problem.kinds)}
-    return [
-        Template(
-            pipeline.micro_batch_size,
-            tuple(
-                TemplateStage(
-                    index[s.devices[0].type], s.start, s.stop, len(s.devices), s.recompute
-                )
-                for s in pipeline.stages
-            ),
-        )
-        for pipeline in pipelines
-    ]
-
-
-def _used_by_type(pipelines: Sequence[PlacedPipeline]) -> dict[str, int]:
-    used: dict[str, int] = {}
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            device_type = stage.devices[0].type
-            used[device_type] = used.get(device_type, 0) + len(stage.devices)
-    return used
-
-
-def _why_unused(step_time_s: float, with_it_s: float) -> str:
-    if with_it_s == float("inf"):
-        return "fits no pipeline: with it as a stage more, no cut of any pipeline fits in memory"
-    return (
-        f"would not speed up the plan: {format_seconds(with_it_s)} a step with it in the best "
-        f"place found, {format_seconds(step_time_s)} without"
-    )

@@ -1,0 +1,73 @@
+"""Devices that a plan leaves out: why, and better plans that turn up when one more is tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from eth_cli.search.exhaust import Best
+from eth_cli.search.heuristic import with_one_more
+from eth_cli.search.placed import PlacedPipeline
+from eth_cli.search.templates import Problem, Template, TemplateStage
+from eth_cli.units import format_seconds
+
+_GROWTH = 32
+"""Devices that are added to a plan one by one after the search, divided by its pipelines."""
+
+
+def unused_types(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[str]:
+    """Usable types of which the plan leaves out a device."""
+    used = Counter(d.type for p in pipelines for stage in p.stages for d in stage.devices)
+    return [k.device_type for k in problem.kinds if used[k.device_type] < k.num_devices]
+
+
+def explain_unused(problem: Problem, best: Best, *, is_final: bool) -> dict[str, str]:
+    """Why each type has devices left. The plan in ``best`` grows where that makes it better.
+
+    Args:
+        is_final: whether the plan is proved to be the best, so that nothing can.
+    """
+    assert best.pipelines is not None
+    rounds = 0 if is_final else _GROWTH // len(best.pipelines)
+    for turn in range(rounds + 1):
+        reasons = {}
+        grown = False
+        templates = _templates_of(problem, best.pipelines)
+        for k, kind in enumerate(problem.kinds):
+            if kind.device_type not in unused_types(problem, best.pipelines):
+                continue
+            tried = with_one_more(problem, templates, k)
+            best.num_simulated += tried.num_simulated
+            if turn < rounds and tried.pipelines is not None:
+                grown = best.offer(tried.pipelines, tried.time_s)
+                if grown:
+                    break
+            reasons[kind.device_type] = _why_unused(best.time_s, tried.time_s)
+        if not grown:
+            break
+    return reasons
+
+
+def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list[Template]:
+    index = {kind.device_type: k for k, kind in enumerate(problem.kinds)}
+    return [
+        Template(
+            pipeline.micro_batch_size,
+            tuple(
+                TemplateStage(
+                    index[s.devices[0].type], s.start, s.stop, len(s.devices), s.recompute
+                )
+                for s in pipeline.stages
+            ),
+        )
+        for pipeline in pipelines
+    ]
+
+
+def _why_unused(step_time_s: float, with_it_s: float) -> str:
+    if with_it_s == float("inf"):
+        return "fits no pipeline: with it as a stage more, no cut of any pipeline fits in memory"
+    return (
+        f"would not speed up the plan: {format_seconds(with_it_s)} a step with it in the best "
+        f"place found, {format_seconds(step_time_s)} without"
+    )
