@@ -16,7 +16,7 @@ from eth_cli.plan import UnusedDevice
 from eth_cli.render.console import print_error, print_faults
 from eth_cli.render.plan import comparison_table, plan_view, search_view
 from eth_cli.render.profile import profile_tables
-from eth_cli.render.tables import join_devices, percent
+from eth_cli.render.tables import join_devices, new_table, percent
 from eth_cli.render.training import describe, run_summary
 from eth_cli.search.planner import SearchOptions, search
 from eth_cli.search.simulate import simulate
@@ -59,6 +59,39 @@ def test_a_plan_shows_who_holds_what_and_what_limits() -> None:
     assert sum("  limit" in line for line in lines) == 1
     assert f"step {format_seconds(simulation.step_time_s)}" in text
     assert "DOES NOT FIT" not in text
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 72, 80, 100, 120])
+def test_no_word_is_cut_on_any_terminal(width: int) -> None:
+    cluster, profile, plan = make_cluster(), make_profile(), make_plan()
+    simulation = simulate(plan, profile, cluster)
+    report = search(profile, cluster, SearchOptions(global_batch_size=8))
+    views = [
+        *plan_view(plan, simulation, cluster, title="t"),
+        comparison_table({"even": report, "hpp": report}),
+        *profile_tables(profile),
+    ]
+    for view in views:
+        text = text_of(view, width=width)
+        assert "\N{HORIZONTAL ELLIPSIS}" not in text
+        assert max(map(len, text.splitlines())) <= width
+    # All that says who does what is there; the note of the stage that limits, in one piece.
+    words = text_of(*views[:1], width=width).split()
+    for word in ("pipeline", "stage", "a:0", "b:1", "limit"):
+        assert word in words
+
+
+def test_columns_are_dropped_before_rows_become_lines() -> None:
+    table = new_table(left=("name",), right=("size", "much"), last=("",), droppable=("much",))
+    table.add_row("first", "12.5", "wide as can be", "a note " * 20)
+    table.add_row("second", "7.0", "short", "")
+    assert "much" in text_of(table, width=80)
+    narrow = text_of(table, width=45)
+    assert "much" not in narrow
+    assert "12.5" in narrow
+    lines = [line.rstrip() for line in text_of(table, width=24).splitlines()]
+    assert lines[:2] == ["name first  size 12.5", "  much wide as can be"]
+    assert "name second  size 7.0" in lines
 
 
 def test_alike_pipelines_share_their_rows() -> None:

@@ -50,6 +50,7 @@ def stage_table(plan: Plan, simulation: Simulation, cluster: Cluster) -> Table:
         left=("pipeline", "share", "stage", "device", "type"),
         right=("blocks", "forward", "backward", "busy", "memory"),
         last=("",),
+        droppable=("backward", "forward", "type", "busy", "memory"),
     )
     figures_of = {(f.pipeline, f.stage): f for f in simulation.stages}
     limiting = _limiting_stage(simulation)
@@ -161,6 +162,7 @@ def comparison_table(
         left=("strategy",),
         right=("step", "tokens/s", f"over {baseline}", "pipelines", "devices", "fullest"),
         last=("shares",),
+        droppable=("fullest", "devices", "pipelines", "tokens/s"),
     )
     reference = answers.get(baseline)
     for name, answer in answers.items():

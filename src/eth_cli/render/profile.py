@@ -31,6 +31,7 @@ def _compute_table(profile: Profile) -> RenderableType:
         left=("device", "block"),
         right=("width", "micro-batch", "forward", "backward", "activations", "recomputed"),
         last=("source",),
+        droppable=("recomputed", "width", "activations"),
     )
     order = {kind: i for i, kind in enumerate(dict.fromkeys(model.kinds))}
     entries = sorted(

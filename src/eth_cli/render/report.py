@@ -37,6 +37,7 @@ def comparison_view(comparison: Comparison) -> Iterator[RenderableType]:
     table = new_table(
         left=("run",),
         right=("predicted step", "measured step", "error", "tokens/s", "first loss", "last loss"),
+        droppable=("first loss", "last loss", "error"),
     )
     for report in (baseline, run):
         table.add_row(
@@ -88,6 +89,7 @@ def _stage_table(report: Report) -> Table:
     table = new_table(
         left=("pipeline", "stage", "device"),
         right=("blocks", "forward", "backward", "busy"),
+        droppable=("blocks",),
     )
     previous = 0
     for stage in report.stages:
