@@ -1,7 +1,8 @@
-"""Shares of the batch for pipelines that are fixed: the split that ends soonest, exactly.
+"""Shares of the batch for pipelines that are fixed: the split that ends soonest by given times.
 
 The time of a pipeline rises with its micro-batches, so within a time T each can do m_i(T) of them;
 T is enough when they sum to the batch and the surplus can be taken back in whole micro-batches.
+The split is as exact as the times: those of `timeline.Clock` are estimates for long runs.
 """
 
 from __future__ import annotations

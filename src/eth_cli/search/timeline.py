@@ -149,7 +149,11 @@ def chain_s(times: Sequence[Sequence[float]]) -> float:
 
 
 class Clock:
-    """Time of a pipeline by its micro-batches: simulated at first, then on at its steady pace."""
+    """Time of a pipeline by its micro-batches: simulated at first, then on at its steady pace.
+
+    The second part is an estimate, up to some percent off where the pace has not settled after
+    twice as many micro-batches as stages. Shares are chosen by it; no plan's step time is.
+    """
 
     def __init__(self, times: PipelineTimes) -> None:
         self.times = times

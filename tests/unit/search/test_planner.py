@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import make_cluster, make_profile
-from unit.search.problems import cluster_of, profile_of
+from unit.search.problems import cluster_of, plan_of, profile_of
 
 from eth_cli import serde
 from eth_cli.cluster import Cluster
@@ -219,6 +219,39 @@ def test_an_answer_that_the_simulator_denies_is_an_error(monkeypatch: pytest.Mon
         monkeypatch.setattr("eth_cli.search.planner.simulate_with", changed)
         with pytest.raises(RuntimeError, match=text):
             _plan(cluster_of({"x": 1}), profile_of(blocks={"x": [(1.0, 2.0)]}), 2)
+
+
+@pytest.mark.parametrize("rate", [1e8, 1e9])
+def test_like_devices_get_no_worse_than_any_plain_grid_by_column(rate: float) -> None:
+    """Owners of a segment on one node, so that all sync stays inside nodes."""
+    profile = profile_of(
+        blocks={"x": [(0.003, 0.006)] * 8},
+        parameters=[10_000_000] * 8,
+        activations=[1_000_000] * 8,
+        boundary_bytes=100_000,
+    )
+    memory = 2 * 160_000_000 + 20_000_000  # two blocks a device
+    cluster = cluster_of(*({"x": 4},) * 4, memory_bytes=memory, inter=(3e-5, rate))
+    devices = list(cluster.devices)
+    times = []
+    for num_stages in (4, 8):
+        num_pipelines, size = 16 // num_stages, 8 // num_stages
+        grid = plan_of(
+            *(
+                (
+                    32 // num_pipelines,
+                    [
+                        (s * size, (s + 1) * size, devices[s * num_pipelines + i])
+                        for s in range(num_stages)
+                    ],
+                )
+                for i in range(num_pipelines)
+            )
+        )
+        plain = simulate(grid, profile, cluster)
+        assert not plain.excesses
+        times.append(plain.step_time_s)
+    assert _plan(cluster, profile, 32, budget=0).step_time_s <= min(times) * (1 + 1e-9)
 
 
 # --- Infeasible ----------------------------------------------------------------------------------
