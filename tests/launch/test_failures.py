@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +17,25 @@ from eth_cli.launch import supervise
 from eth_cli.launch.backend import load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import prepare_folder
+from eth_cli.launch.interrupts import Interrupts, RunStoppedError
 from eth_cli.launch.job import make_job
 from eth_cli.launch.run import Execution, RunResult
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60)]
+
+
+class Clocked(Interrupts):
+    """Interrupts that have come by now, as a function tells."""
+
+    def __init__(self, num_interrupts: Callable[[], int]) -> None:
+        super().__init__()
+        self._num_interrupts = num_interrupts
+
+    @property
+    def count(self) -> int:
+        for _ in range(self._num_interrupts() - super().count):
+            self.note(signal.SIGTERM)
+        return super().count
 
 
 @pytest.fixture
@@ -33,6 +49,7 @@ def run_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
         *,
         hang_timeout_s: float = 20.0,
         num_interrupts: Callable[[], int] = lambda: 0,
+        notices: list[str] | None = None,
     ) -> RunResult:
         monkeypatch.setenv("ETH_TEST_BEHAVIOUR", json.dumps(behaviour))
         plan = paced_plan()
@@ -49,9 +66,10 @@ def run_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
             backend=backend,
             first_step=0,
             on_progress=None,
+            on_notice=([] if notices is None else notices).append,
         )
         try:
-            return execution.run(backend.render(job), num_interrupts)
+            return execution.run(backend.render(job), Clocked(num_interrupts))
         finally:
             assert processes_of(root) == {}
 
@@ -127,17 +145,23 @@ def test_ranks_that_all_wait_have_hung(run_fake: Callable[..., RunResult]) -> No
 
 def test_the_first_interrupt_stops_well(run_fake: Callable[..., RunResult]) -> None:
     before = time.monotonic()
-    result = run_fake({}, num_interrupts=lambda: int(time.monotonic() - before > 3))
-    assert result.stopped
+    notices: list[str] = []
+    result = run_fake(
+        {}, num_interrupts=lambda: int(time.monotonic() - before > 3), notices=notices
+    )
+    assert (result.stopped, result.stopped_by) == (True, signal.SIGTERM)
+    (notice,) = notices
+    assert notice.startswith("SIGTERM: stopping after the step in progress, with a checkpoint;")
     assert result.steps == 0
 
 
 def test_the_second_interrupt_kills(run_fake: Callable[..., RunResult]) -> None:
     before = time.monotonic()
-    with pytest.raises(LaunchError, match="second interrupt"):
+    with pytest.raises(RunStoppedError, match="SIGTERM: ended by a second interrupt") as caught:
         run_fake(
             {2: "be deaf"}, num_interrupts=lambda: min(2, int((time.monotonic() - before) / 2))
         )
+    assert caught.value.exit_code == 143
 
 
 @pytest.mark.parametrize("is_saved", [True, False])

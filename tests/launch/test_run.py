@@ -81,6 +81,15 @@ def test_case_48_a_worker_killed_within_a_step(out: Path) -> None:
     assert error.log_path == str(RunFolder(out).log_of(1))
 
 
+def test_a_worker_that_alone_is_asked_to_stop_stops_all_with_a_checkpoint(out: Path) -> None:
+    error, seconds = run_and_signal(out, 2, signal.SIGTERM)
+    assert seconds < 15
+    assert (error.exit_code, error.rank, error.device) == (4, 2, "a:1")
+    assert "was asked to stop (SIGTERM), and all ranks stopped with it" in str(error)
+    assert error.step is not None
+    assert RunFolder(out).marker_of(error.step).is_file()
+
+
 def test_a_worker_stopped_within_a_step(out: Path) -> None:
     error, seconds = run_and_signal(out, 2, signal.SIGSTOP)
     assert seconds < 4.0 + 15
@@ -160,7 +169,9 @@ def test_ctrl_c_leaves_a_checkpoint_that_is_resumed_on_another_plan(
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert "Traceback" not in told
-    assert process.returncode in (0, 130), told
+    assert process.returncode == 130, told
+    assert "Ctrl-C: stopping after the step in progress, with a checkpoint;" in told
+    assert told.splitlines()[-1].startswith("error: Ctrl-C: stopped after step ")
     assert processes_of(out) == {}
     folder = RunFolder(out)
     steps = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()]

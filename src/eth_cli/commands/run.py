@@ -38,7 +38,9 @@ def run_training(
         ConfigError: an input is wrong, or asks for what is not implemented yet.
         InfeasibleError: a stage needs more memory than its device has.
         LaunchError: the run failed.
+        RunStoppedError: a signal ended it before its last step.
     """
+    from eth_cli.launch.interrupts import RunStoppedError
     from eth_cli.launch.run import dry_run as describe_run
     from eth_cli.launch.run import run_plan
     from eth_cli.render.console import print_json, print_note, print_result
@@ -81,6 +83,11 @@ def run_training(
             )
     print_result(run_summary(plan, result))
     print_note(f"run folder: {out}; see `eth report {out}`")
+    if result.stopped_by is not None:
+        raise RunStoppedError(
+            f"stopped after step {result.steps} of {steps}, with a checkpoint; go on with --resume",
+            by=result.stopped_by,
+        )
 
 
 def complete_plan(

@@ -10,12 +10,10 @@ import contextlib
 import shutil
 import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from eth_cli.errors import LaunchError
@@ -23,6 +21,7 @@ from eth_cli.launch import preflight, supervise
 from eth_cli.launch.backend import Backend, load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import locked, prepare_folder
+from eth_cli.launch.interrupts import Interrupts, RunStoppedError, counted, words
 from eth_cli.launch.job import Job, make_job
 from eth_cli.launch.preflight import check_runnable
 from eth_cli.launch.progress import MetricsTail, Progress, Speedometer, StepRecord
@@ -67,7 +66,9 @@ class RunResult:
     wall_s: float
     """From start to end, starting of workers included [s]."""
     stopped: bool
-    """Whether a person ended it early (Ctrl-C); a checkpoint was written then."""
+    """Whether it was asked to end early, and did; a checkpoint was written then."""
+    stopped_by: signal.Signals | None = None
+    """The signal that asked for it; None when it was not a signal."""
 
 
 def dry_run(plan: Plan, options: RunOptions, out: str | Path, *, backend: str = "local") -> str:
@@ -101,20 +102,22 @@ def run_plan(
 ) -> RunResult:
     """Train by a plan, in the folder ``out``, until ``options.steps`` steps are done.
 
-    The first Ctrl-C (or SIGTERM) ends the run after the present step with a checkpoint, a second
-    one kills it. ``on_progress`` is called after each step, ``on_notice`` with a line that a person
-    should read. ``profile`` is kept in the folder, so that a report can tell what was predicted.
+    The first Ctrl-C (or SIGTERM, SIGHUP) ends the run after the present step with a checkpoint, a
+    second one kills it. ``on_progress`` is called after each step, ``on_notice`` with a line that a
+    person should read. ``profile`` is kept in the folder, so that a report can tell what was
+    predicted.
 
     Raises:
         ConfigError: something is wrong that can be known before a worker is started.
         LaunchError: a rank failed, hung or did not start; nothing runs any more then.
+        RunStoppedError: a second interrupt ended it.
     """
     folder = RunFolder(Path(out).absolute())
     chosen, job, start = _prepare(plan, options, folder, backend)
     request = chosen.render(job)
     for warning in start.warnings:
         on_notice(warning)
-    with locked(folder), _interrupts() as num_interrupts:
+    with locked(folder), counted() as interrupts:
         prepare_folder(folder, plan, options, profile=profile, first_step=start.step)
         return Execution(
             plan=plan,
@@ -124,7 +127,7 @@ def run_plan(
             first_step=start.step,
             on_progress=on_progress,
             on_notice=on_notice,
-        ).run(request, num_interrupts)
+        ).run(request, interrupts)
 
 
 def _prepare(
@@ -137,26 +140,6 @@ def _prepare(
     start = preflight.check_folder(folder, plan, spec, options)
     preflight.check_data(options, plan, spec)
     return chosen, job, start
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], int]]:
-    """Count Ctrl-C and SIGTERM instead of dying of them; outside the main thread, do nothing."""
-    count = 0
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: count
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _predictor(plan: Plan) -> Callable[[Status], float]:
@@ -192,17 +175,18 @@ class Execution:
     on_progress: OnProgress | None
     on_notice: OnNotice = _ignore
 
-    def run(self, request: Any, num_interrupts: Callable[[], int]) -> RunResult:
-        """Submit a request and watch it. ``num_interrupts`` tells how often Ctrl-C was pressed.
+    def run(self, request: Any, interrupts: Interrupts) -> RunResult:
+        """Submit a request and watch it until it ends, by itself or because it was interrupted.
 
         Raises:
             LaunchError: naming who failed first, and where.
+            RunStoppedError: interrupted again while it was stopping.
         """
         start_s = time.monotonic()
         handle = self.backend.submit(request)
         records: list[StepRecord] = []
         try:
-            stopped = self._watch(handle, num_interrupts, records)
+            stopped = self._watch(handle, interrupts, records)
         finally:
             self.backend.cancel(handle, grace_s=_GRACE_S)
         steady = records[1:]
@@ -218,11 +202,10 @@ class Execution:
             tokens_per_s=sum(r.tokens for r in steady) / total_s if total_s > 0 else None,
             wall_s=time.monotonic() - start_s,
             stopped=stopped,
+            stopped_by=interrupts.first if stopped else None,
         )
 
-    def _watch(
-        self, handle: Any, num_interrupts: Callable[[], int], records: list[StepRecord]
-    ) -> bool:
+    def _watch(self, handle: Any, interrupts: Interrupts, records: list[StepRecord]) -> bool:
         """Watch until the end. Returns whether the workers stopped because they were asked to."""
         folder = self.job.folder
         limits = supervise.Limits(
@@ -234,9 +217,9 @@ class Execution:
         metrics = MetricsTail(folder.metrics, after_step=self.first_step)
         speed = Speedometer(steps=self.options.steps)
         while True:
-            for _ in range(num_interrupts() - state.num_interrupts):
+            for _ in range(interrupts.count - state.num_interrupts):
                 state, actions = supervise.advance(state, supervise.Interrupted())
-                self._act(actions, self.first_step)
+                self._heed(actions, interrupts.first or signal.SIGINT)
             if not folder.options.exists():
                 raise LaunchError(
                     f"the run failed: its folder {folder.root} was removed or moved while it went "
@@ -265,12 +248,32 @@ class Execution:
                 )
             time.sleep(_LOOK_S)
 
+    def _heed(self, actions: tuple[supervise.Action, ...], number: signal.Signals) -> None:
+        """Do what the supervisor says to an interrupt."""
+        for action in actions:
+            match action:
+                case supervise.RequestStop():
+                    try:
+                        self.job.folder.stop.touch()
+                    except OSError as error:
+                        raise LaunchError(
+                            f"the workers cannot be asked to stop, so they were ended: "
+                            f"{self.job.folder.stop}: {error.strerror}"
+                        ) from None
+                    self.on_notice(
+                        f"{words(number)}: stopping after the step in progress, with a checkpoint; "
+                        "once more ends the run at once"
+                    )
+                case supervise.Abort():
+                    raise RunStoppedError(
+                        "ended by a second interrupt; what came after the last checkpoint is lost",
+                        by=number,
+                    )
+
     def _act(self, actions: tuple[supervise.Action, ...], step: int) -> bool:
         """Do what the supervisor says, after ``step`` steps. Returns whether the run is over."""
         for action in actions:
             match action:
-                case supervise.RequestStop():
-                    self.job.folder.stop.touch()
                 case supervise.Finish(by_itself=by_itself):
                     if not by_itself:
                         self._check_saved(step)

@@ -34,7 +34,7 @@ class Status:
     time_s: float
     """When the operation began [s since the epoch]."""
     error: str = ""
-    """Message of the failure that ended the rank."""
+    """Message of the failure that ended the rank; of a stopped one: who asked it to."""
 
 
 class StatusWriter:

@@ -61,7 +61,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interrupted:
-    """A person asked to stop (Ctrl-C), or the system did (SIGTERM)."""
+    """A person asked to stop (Ctrl-C), or the system did (SIGTERM, SIGHUP)."""
 
 
 Event: TypeAlias = Observed | Interrupted
@@ -70,6 +70,11 @@ Event: TypeAlias = Observed | Interrupted
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestStop:
     """Ask the workers to save a checkpoint after the present step and end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abort:
+    """Who interrupted does not want to wait: end the workers at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +97,7 @@ class Failure:
     operation: str | None = None
 
 
-Action: TypeAlias = RequestStop | Finish | Failure
+Action: TypeAlias = RequestStop | Abort | Finish | Failure
 
 
 # --- State ----------------------------------------------------------------------------------------
@@ -172,8 +177,7 @@ def _interrupted(state: State) -> tuple[State, tuple[Action, ...]]:
     state = replace(state, num_interrupts=state.num_interrupts + 1)
     if state.num_interrupts == 1:
         return state, (RequestStop(),)
-    cause = "killed by a second interrupt; what came after the last checkpoint is lost"
-    return replace(state, over=True), (Failure(cause=cause),)
+    return replace(state, over=True), (Abort(),)
 
 
 def _noted(state: State, event: Observed) -> State:
@@ -221,6 +225,9 @@ def _since(before: float | None, holds: bool, now: float) -> float | None:
 
 def _verdict(state: State, job: JobView) -> Finish | Failure | None:
     if job.code == 0:
+        return _asked_to_stop(state) or Finish()
+    if job.code is not None and state.num_interrupts and state.done_since_s is not None:
+        # torchrun got the same signal; its ranks have done what was asked.
         return Finish()
     if job.code is not None:
         return _first_failure(state, job.exits) or Failure(
@@ -232,6 +239,20 @@ def _verdict(state: State, job: JobView) -> Finish | Failure | None:
     if _elapsed(state, state.done_since_s) > END_S:
         return Finish(by_itself=False)
     return _stopped(state) or _not_started(state) or _hung(state)
+
+
+def _asked_to_stop(state: State) -> Failure | None:
+    """The rank that somebody else asked to stop, and that all others stopped with."""
+    if state.num_interrupts:
+        return None
+    for rank, seen in enumerate(state.ranks):
+        if seen.status is not None and seen.status.state == "stopped" and seen.status.error:
+            cause = (
+                f"{seen.status.error}, and all ranks stopped with it after the step in progress, "
+                "with a checkpoint; go on with --resume"
+            )
+            return _blame(state, rank, cause)
+    return None
 
 
 def _elapsed(state: State, since_s: float | None) -> float:

@@ -14,6 +14,7 @@ from eth_cli.launch.supervise import (
     END_S,
     MAX_GAP_S,
     REPORT_S,
+    Abort,
     Action,
     Failure,
     Finish,
@@ -486,8 +487,7 @@ def test_the_first_interrupt_asks_and_the_second_kills(run: Replay) -> None:
     assert run.actions == [RequestStop()]
     run.watch(3)
     run.interrupt()
-    assert run.failure.rank is None
-    assert "second interrupt" in run.failure.cause
+    assert run.actions == [RequestStop(), Abort()]
 
 
 def test_after_an_interrupt_the_run_may_end_well(run: Replay) -> None:
@@ -501,6 +501,31 @@ def test_after_an_interrupt_the_run_may_end_well(run: Replay) -> None:
     run.watch(REPORT_S + 1)
     run.look(code=0)
     assert run.actions == [RequestStop(), Finish()]
+
+
+def test_after_an_interrupt_torchrun_may_have_got_the_same_signal(run: Replay) -> None:
+    run.interrupt()
+    for rank in range(3):
+        run.says(rank, state="stopped", error="was asked to stop (SIGTERM)")
+    run.look(code=143)
+    assert run.actions == [RequestStop(), Finish()]
+
+
+def test_a_rank_that_alone_was_asked_to_stop_is_named(run: Replay) -> None:
+    for rank in range(3):
+        error = "was asked to stop (SIGTERM)" if rank == 1 else ""
+        run.says(rank, "end", state="stopped", error=error)
+    run.look(code=0)
+    assert (run.failure.rank, run.failure.step) == (1, 4)
+    assert run.failure.cause.startswith("was asked to stop (SIGTERM), and all ranks stopped with")
+    assert "go on with --resume" in run.failure.cause
+
+
+def test_a_run_that_is_stopped_by_its_file_is_finished(run: Replay) -> None:
+    for rank in range(3):
+        run.says(rank, "end", state="stopped")
+    run.look(code=0)
+    assert run.actions == [Finish()]
 
 
 def test_a_hang_while_stopping_is_still_found(run: Replay) -> None:

@@ -42,6 +42,14 @@ class Journal:
         if self._status is not None:
             self._status.update(state=self._state, step=self.step, operation=operation, waits=waits)
 
+    def end(self, state: str, *, reason: str = "") -> None:
+        """The rank ends well, ``done`` or ``stopped``; ``reason``: why, where it was told so."""
+        self._state, self.operation = state, "end"
+        if self._status is not None:
+            self._status.update(
+                state=state, step=self.step, operation="end", waits=False, error=reason
+            )
+
     def fail(self, error: str) -> None:
         """The rank ends with an error, in the operation that it said last."""
         if self._status is not None:

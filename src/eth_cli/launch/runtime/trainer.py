@@ -132,14 +132,15 @@ class Trainer:
         """Optimizer steps taken."""
         self._saved_step: int | None = None
         self._longest_step_s = 0.0
-        self._stop_requested = False
+        self.stop_requested = False
+        """Whether this rank itself was asked to stop."""
         if options.resume:
             self._resume()
         self._logs = self._open_logs(is_last=place.stage == len(stages) - 1)
 
     def request_stop(self) -> None:
         """Stop all ranks after the step in progress; safe in a signal handler."""
-        self._stop_requested = True
+        self.stop_requested = True
 
     def train(self) -> bool:
         """Train until the last step, or until any rank is asked to stop; save at the end.
@@ -194,7 +195,7 @@ class Trainer:
         the same, bit by bit, everywhere: so all ranks clip, skip and stop alike.
         """
         self.journal.begin("AGREE", waits=True)
-        stop = self._stop_requested or (self.rank == 0 and self.folder.stop.exists())
+        stop = self.stop_requested or (self.rank == 0 and self.folder.stop.exists())
         wish = torch.tensor(float(stop), dtype=torch.float64, device=self.device)
         totals = torch.stack([self.sync.norm_squared(), loss, wish])
         dist.all_reduce(totals)

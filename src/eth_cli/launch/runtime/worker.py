@@ -2,9 +2,9 @@
 
 Reads plan.json and run.json of the run folder, checks that it is the rank the plan means before it
 talks to any other, and trains. To stop a run well, create the file ``RUN_DIR/stop``: all ranks
-finish the step in progress, write a checkpoint and exit with 0. SIGTERM to a rank asks for the
-same, but torchrun kills ranks a few seconds after it passed a SIGTERM on, so the file is the
-better way.
+finish the step in progress, write a checkpoint and exit with 0. SIGTERM to a rank does the same,
+but the launcher takes it for a failure, since nobody told the launcher; and torchrun kills ranks a
+few seconds after it passed a SIGTERM on.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ class Worker:
         signal.signal(signal.SIGTERM, lambda *_: trainer.request_stop())
         stopped = trainer.train()
         dist.destroy_process_group()
-        trainer.journal.enter("stopped" if stopped else "done")
-        trainer.journal.begin("end")
+        if stopped:
+            reason = "was asked to stop (SIGTERM)" if trainer.stop_requested else ""
+            trainer.journal.end("stopped", reason=reason)
+        else:
+            trainer.journal.end("done")
 
     def where(self) -> str:
         """Which rank this is, where it stands in the plan, and what it does."""
