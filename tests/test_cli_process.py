@@ -181,3 +181,19 @@ def test_a_plan_from_data_sheets_is_simulated_with_any_profile_of_the_model() ->
     assert plan.predicted is not None
     found = json.loads(done.stdout)["step_time_s"]
     assert found == pytest.approx(plan.predicted.step_time_s, rel=1e-9)
+
+
+def test_the_reason_why_no_plan_exists_is_the_last_line() -> None:
+    cluster = yaml.safe_load(Path("cluster.yaml").read_text())
+    for entry in cluster["device_types"].values():
+        entry["memory"] = "10kB"
+    Path("cluster.yaml").write_text(yaml.safe_dump(cluster))
+    done = run(
+        "plan --cluster cluster.yaml --model model.yaml --seq-len 16 "
+        "--global-batch-size 8 -o p.json"
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    *progress, last = done.stderr.splitlines()
+    assert last.startswith("error: no plan exists: ")
+    assert not any("error" in line for line in progress)
+    assert not Path("p.json").exists()
