@@ -254,7 +254,7 @@ def test_head_without_norm(run_plan: RunPlan, embedding_size: int) -> None:
 
 def test_ragged_last_window_of_real_data(run_plan: RunPlan) -> None:
     tokens = torch.arange(61).remainder(23).numpy()  # 6 windows of 9, and one of 7
-    source = WindowedTokens(tokens, seq_len=SEQ_LEN)
+    source = WindowedTokens(tokens, seq_len=SEQ_LEN, digest="")
     assert source.num_samples == 7
     plan = make_plan([make_pipeline([3], share=(4, 1)), make_pipeline([], share=(1, 3))])
     check_plan(run_plan, plan, make_spec(), source=source)

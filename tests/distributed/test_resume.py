@@ -248,7 +248,11 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named(
 
 def make_checkpoint(folder: RunFolder, step: int) -> checkpoints.CheckpointInfo:
     info = checkpoints.CheckpointInfo.of(
-        step=step, plan=PLAN_A, spec=SPEC, options=RunOptions(steps=9, seed=5)
+        step=step,
+        plan=PLAN_A,
+        spec=SPEC,
+        options=RunOptions(steps=9, seed=5),
+        data_digest="this",
     )
     path = folder.checkpoint_of(step)
     path.mkdir(parents=True)
@@ -274,7 +278,12 @@ def test_resume_is_refused_where_it_would_not_be_the_same_run(tmp_path: Path) ->
     folder = RunFolder(tmp_path)
     info = make_checkpoint(folder, 3)
     checkpoints.check_resumable(
-        info, plan=PLAN_B, spec=SPEC, options=RunOptions(steps=3, seed=5), folder=folder
+        info,
+        plan=PLAN_B,
+        spec=SPEC,
+        options=RunOptions(steps=3, seed=5),
+        data_digest="this",
+        folder=folder,
     )
     other = PLAN_A.model_copy(update={"seq_len": 7, "global_batch_size": 11})
     with pytest.raises(ConfigError) as error:
@@ -283,10 +292,18 @@ def test_resume_is_refused_where_it_would_not_be_the_same_run(tmp_path: Path) ->
             plan=other,
             spec=make_spec(num_layers=4),
             options=RunOptions(steps=2, seed=6),
+            data_digest="that",
             folder=folder,
         )
     faults = {fault.field: fault.message for fault in error.value.faults}
-    assert set(faults) == {"model_digest", "seq_len", "global_batch_size", "seed", "step"}
+    assert set(faults) == {
+        "model_digest",
+        "seq_len",
+        "global_batch_size",
+        "seed",
+        "step",
+        "data_digest",
+    }
     assert "seed 5, but this run has 6" in faults["seed"]
     assert all(fault.file.endswith("complete.json") for fault in error.value.faults)
 

@@ -113,6 +113,7 @@ class RandomTokens:
     """Random samples whose number of ignored labels differs widely; some have no valid label."""
 
     def __init__(self, num_samples: int, *, seed: int = 0, empty: Sequence[int] = ()) -> None:
+        self.digest = f"{num_samples} random samples of seed {seed}"
         rng = np.random.default_rng(seed)
         self._tokens = rng.integers(0, VOCAB_SIZE, size=(num_samples, SEQ_LEN))
         self._labels = rng.integers(0, VOCAB_SIZE, size=(num_samples, SEQ_LEN))

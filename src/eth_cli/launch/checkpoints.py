@@ -51,11 +51,17 @@ class CheckpointInfo(Record):
     model_digest: str
     plan_digest: str
     """The plan that it was written under; another one may go on from it."""
+    data_digest: str
+    """Of the tokens that are trained on, wherever they are kept."""
+    planned_steps: int
+    """Steps in all of the run that wrote it, which its learning rates follow from."""
     files: tuple[SavedFile, ...] = ()
     """Every file of the checkpoint but this one."""
 
     @classmethod
-    def of(cls, *, step: int, plan: Plan, spec: ModelSpec, options: RunOptions) -> CheckpointInfo:
+    def of(
+        cls, *, step: int, plan: Plan, spec: ModelSpec, options: RunOptions, data_digest: str
+    ) -> CheckpointInfo:
         """What a checkpoint of this run after ``step`` steps is of, before its files are known."""
         return cls(
             step=step,
@@ -65,6 +71,8 @@ class CheckpointInfo(Record):
             global_batch_size=plan.global_batch_size,
             model_digest=serde.digest(serde.to_data(spec)),
             plan_digest=plan.digest(),
+            data_digest=data_digest,
+            planned_steps=options.steps,
         )
 
 
@@ -158,15 +166,24 @@ def _refuse(path: Path, message: str) -> NoReturn:
 
 
 def check_resumable(
-    info: CheckpointInfo, *, plan: Plan, spec: ModelSpec, options: RunOptions, folder: RunFolder
+    info: CheckpointInfo,
+    *,
+    plan: Plan,
+    spec: ModelSpec,
+    options: RunOptions,
+    data_digest: str,
+    folder: RunFolder,
 ) -> None:
     """Raise ConfigError unless this run would have come to the checkpoint itself."""
-    here = CheckpointInfo.of(step=info.step, plan=plan, spec=spec, options=options)
+    here = CheckpointInfo.of(
+        step=info.step, plan=plan, spec=spec, options=options, data_digest=data_digest
+    )
     names = {
         "model_digest": "model",
         "seq_len": "seq_len",
         "global_batch_size": "global_batch_size",
         "seed": "seed",
+        "data_digest": "data",
     }
     path = str(folder.marker_of(info.step))
     faults = [

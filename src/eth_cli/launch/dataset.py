@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -30,13 +31,17 @@ BYTE_VOCABULARY = 256
 """Tokens of the byte-level vocabulary."""
 
 _CHUNK_BYTES = 2**22
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 _BUILT_IN = "built-in text"
 _SEPARATOR = b"\n"
 
 
 class TokenSource(Protocol):
     """Samples by index; the same on every rank, so that ranks need not tell each other."""
+
+    @property
+    def digest(self) -> str:
+        """Changes with the tokens, and with nothing else: not with where they are kept."""
 
     @property
     def num_samples(self) -> int:
@@ -55,7 +60,9 @@ class WindowedTokens:
     A last window cut short is filled up with ignored labels; one without any label is left out.
     """
 
-    def __init__(self, tokens: NDArray[np.integer], *, seq_len: int) -> None:
+    def __init__(self, tokens: NDArray[np.integer], *, seq_len: int, digest: str) -> None:
+        """``digest`` is of ``tokens``."""
+        self.digest = digest
         self._tokens = tokens
         self._seq_len = seq_len
         full, rest = divmod(len(tokens), seq_len + 1)
@@ -101,7 +108,7 @@ def open_source(path: str | None, *, seq_len: int, vocab_size: int) -> TokenSour
             f"needs {BYTE_VOCABULARY} tokens (text is used byte by byte), but the model's "
             f"vocab_size is {vocab_size}; choose a model with a larger one",
         )
-    tokens = _built_in_text() if path is None else _tokens_of(Path(path))
+    tokens, digest = _built_in_text() if path is None else _tokens_of(Path(path))
     if len(tokens) < seq_len + 1:
         raise ConfigError.single(
             name,
@@ -109,10 +116,10 @@ def open_source(path: str | None, *, seq_len: int, vocab_size: int) -> TokenSour
             f"has {len(tokens)} tokens, fewer than one sample of seq_len + 1 = {seq_len + 1}; "
             "give more text or plan with a smaller seq_len",
         )
-    return WindowedTokens(tokens, seq_len=seq_len)
+    return WindowedTokens(tokens, seq_len=seq_len, digest=digest)
 
 
-def _built_in_text() -> NDArray[np.uint8]:
+def _built_in_text() -> tuple[NDArray[np.uint8], str]:
     """The language reference that ships with Python, so that a first try needs no data."""
     try:
         from pydoc_data.topics import topics
@@ -120,19 +127,22 @@ def _built_in_text() -> NDArray[np.uint8]:
         raise ConfigError.single(
             "--data", "", "this Python ships no language reference to train on; give a text file"
         ) from None
-    text = "\n\n".join(topics[key] for key in sorted(topics))
-    return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+    text = "\n\n".join(topics[key] for key in sorted(topics)).encode()
+    return np.frombuffer(text, dtype=np.uint8), f"sha256:{sha256(text).hexdigest()}"
 
 
-def _tokens_of(path: Path) -> NDArray[np.uint8]:
-    """The bytes of all files of a path, memory-mapped from the cache, which is filled if needed."""
+def _tokens_of(path: Path) -> tuple[NDArray[np.uint8], str]:
+    """The bytes of all files of a path, memory-mapped from the cache, which is filled if needed.
+
+    And their digest, which is part of the cached file's name: computed once, while it is filled.
+    """
     files = _text_files(path)
-    cached = _cache_folder() / f"{_key(files)}.bin"
-    if not cached.is_file():
-        _fill_cache(cached, files)
+    key = _key(files)
+    cached = next(_cache_folder().glob(f"{key}-*.bin"), None) or _fill_cache(key, files)
     if cached.stat().st_size == 0:
         _refuse(path, "is empty; give a file with text")
-    return np.memmap(cached, dtype=np.uint8, mode="r")
+    digest = cached.stem.removeprefix(f"{key}-")
+    return np.memmap(cached, dtype=np.uint8, mode="r"), f"sha256:{digest}"
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -164,23 +174,26 @@ def _key(files: Sequence[Path]) -> str:
     return sha256(json.dumps([_CACHE_FORMAT, facts]).encode()).hexdigest()[:32]
 
 
-def _fill_cache(cached: Path, files: Sequence[Path]) -> None:
+def _fill_cache(key: str, files: Sequence[Path]) -> Path:
     """Write checked bytes beside, then rename: two runs may fill the same cache at once."""
-    aside = cached.with_name(f".{cached.name}.{os.getpid()}.tmp")
+    folder = _cache_folder()
+    aside = folder / f".{key}.{os.getpid()}.tmp"
+    digest = sha256()
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with open(aside, "wb") as out:
             for i, file in enumerate(files):
-                if i:
-                    out.write(_SEPARATOR)
-                for chunk in _checked_chunks(file):
+                for chunk in chain([_SEPARATOR] if i else [], _checked_chunks(file)):
+                    digest.update(chunk)
                     out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
+        cached = folder / f"{key}-{digest.hexdigest()}.bin"
         os.replace(aside, cached)
+        return cached
     except OSError as error:
         raise ConfigError.single(
-            str(cached.parent),
+            str(folder),
             "",
             f"the token cache cannot be written: {error.strerror}; set XDG_CACHE_HOME to a "
             "folder that can",

@@ -13,6 +13,7 @@ from eth_cli import units
 from eth_cli.errors import ConfigError, Fault
 from eth_cli.launch import checkpoints, dataset, limits
 from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.dataset import TokenSource
 from eth_cli.launch.runtime.pacing import missing_paces
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan
@@ -94,9 +95,9 @@ def _memory_faults(plan: Plan, file: str) -> Iterator[Fault]:
             )
 
 
-def check_data(options: RunOptions, plan: Plan, spec: ModelSpec) -> None:
-    """Raise ConfigError unless there is data to train on."""
-    dataset.open_source(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
+def check_data(options: RunOptions, plan: Plan, spec: ModelSpec) -> TokenSource:
+    """The data to train on. Raises ConfigError where there is none."""
+    return dataset.open_source(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,9 @@ class Start:
     """What a person should know of it, a line each."""
 
 
-def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> Start:
+def check_folder(
+    folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions, source: TokenSource
+) -> Start:
     """Where to go on from in a run folder. Creates nothing.
 
     Raises:
@@ -119,7 +122,7 @@ def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOpt
     if root.exists() and not root.is_dir():
         raise ConfigError.single(str(root), "", "is a file; give a folder for the run")
     if options.resume:
-        return _resumed(folder, plan, spec, options)
+        return _resumed(folder, plan, spec, options, source)
     if root.exists() and any(root.iterdir()):
         has_checkpoint = any(folder.checkpoints.glob("step-*"))
         hint = "go on with the run in it by --resume, or " if has_checkpoint else ""
@@ -127,7 +130,9 @@ def check_folder(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOpt
     return Start()
 
 
-def _resumed(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions) -> Start:
+def _resumed(
+    folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions, source: TokenSource
+) -> Start:
     found = checkpoints.find_intact(folder)
     info = found.info
     if info is None:
@@ -137,10 +142,23 @@ def _resumed(folder: RunFolder, plan: Plan, spec: ModelSpec, options: RunOptions
         raise ConfigError.single(
             str(folder.checkpoints), "", f"holds no {what}; run without --resume in a new folder"
         )
-    checkpoints.check_resumable(info, plan=plan, spec=spec, options=options, folder=folder)
+    checkpoints.check_resumable(
+        info,
+        plan=plan,
+        spec=spec,
+        options=options,
+        data_digest=source.digest,
+        folder=folder,
+    )
     warnings = [
         f"{fault}; this checkpoint is damaged, so the run goes on from "
         f"{folder.checkpoint_of(info.step).name}"
         for fault in found.damaged
     ]
+    if info.planned_steps != options.steps:
+        warnings.append(
+            f"{folder.checkpoint_of(info.step).name} was trained with learning rates for "
+            f"{info.planned_steps} steps, and those from here on are for {options.steps} steps; "
+            f"losses differ from those of one run of {options.steps} steps"
+        )
     return Start(step=info.step, warnings=tuple(warnings))

@@ -137,8 +137,8 @@ def _prepare(
     spec = check_runnable(plan)
     job = make_job(plan, folder)
     chosen.render(job)  # a backend that cannot run this job says so here
-    start = preflight.check_folder(folder, plan, spec, options)
-    preflight.check_data(options, plan, spec)
+    source = preflight.check_data(options, plan, spec)
+    start = preflight.check_folder(folder, plan, spec, options, source)
     return chosen, job, start
 
 

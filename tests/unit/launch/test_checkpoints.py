@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launch.launching import paced_plan
 
@@ -13,9 +14,11 @@ from eth_cli.errors import ConfigError
 from eth_cli.launch import preflight
 from eth_cli.launch.checkpoints import CheckpointInfo, files_of, find_intact, read_info
 from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.dataset import TokenSource, WindowedTokens
 from eth_cli.model_sources import load_model
 
 OPTIONS = RunOptions(steps=9, resume=True)
+DATA = WindowedTokens(np.arange(99, dtype=np.uint8), seq_len=4, digest="sha256:abc")
 TENSORS = "__1_0.distcp"
 
 
@@ -29,7 +32,11 @@ def folder(tmp_path: Path) -> RunFolder:
         for name in ("__0_0.distcp", TENSORS, ".metadata"):
             (path / name).write_bytes(name.encode() * 500 * step)
         info = CheckpointInfo.of(
-            step=step, plan=paced_plan(), spec=load_model("gpt-tiny"), options=OPTIONS
+            step=step,
+            plan=paced_plan(),
+            spec=load_model("gpt-tiny"),
+            options=OPTIONS,
+            data_digest=DATA.digest,
         )
         info = info.model_copy(update={"files": files_of(path)})
         serde.write_json(folder.marker_of(step), info)
@@ -63,8 +70,10 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-def start(folder: RunFolder) -> preflight.Start:
-    return preflight.check_folder(folder, paced_plan(), load_model("gpt-tiny"), OPTIONS)
+def start(
+    folder: RunFolder, *, options: RunOptions = OPTIONS, source: TokenSource = DATA
+) -> preflight.Start:
+    return preflight.check_folder(folder, paced_plan(), load_model("gpt-tiny"), options, source)
 
 
 def test_the_newest_checkpoint_is_used_where_all_are_intact(folder: RunFolder) -> None:
@@ -99,3 +108,19 @@ def test_without_an_intact_checkpoint_a_run_is_refused_in_one_line(
     assert "holds no intact checkpoint" in fault.message
     assert "step-000006" in fault.message
     assert "step-000003/__0_0.distcp: has" in fault.message
+
+
+def test_other_data_is_refused(folder: RunFolder) -> None:
+    other = WindowedTokens(np.arange(99, dtype=np.uint8), seq_len=4, digest="sha256:def")
+    with pytest.raises(ConfigError) as caught:
+        start(folder, source=other)
+    (fault,) = caught.value.faults
+    assert fault.field == "data_digest"
+    assert "was trained with data sha256:abc, but this run has sha256:def" in fault.message
+
+
+def test_another_number_of_steps_changes_the_learning_rates_and_is_told(folder: RunFolder) -> None:
+    found = start(folder, options=OPTIONS.model_copy(update={"steps": 20}))
+    assert found.step == 6
+    (line,) = found.warnings
+    assert "learning rates for 9 steps, and those from here on are for 20 steps" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_windows_hold_every_byte_once(tmp_path: Path, num_bytes: int, num_sample
 
 
 def test_sample_outside_the_data_is_an_error() -> None:
-    source = WindowedTokens(np.arange(10, dtype=np.uint8), seq_len=4)
+    source = WindowedTokens(np.arange(10, dtype=np.uint8), seq_len=4, digest="")
     with pytest.raises(IndexError, match="sample 2 of 2"):
         source.sample(2)
 
@@ -73,6 +74,21 @@ def test_cache_is_filled_once_and_follows_the_file(
     monkeypatch.undo()
     path.write_text("other, longer")
     assert text_of(open_text(path)) == b"other, longer"
+
+
+def test_the_digest_is_of_the_text_alone(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, text in (("one", "same text"), ("two", "same text"), ("folder/a", "same texu")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    one, two, other = (open_text(tmp_path / f"{name}.txt") for name in ("one", "two", "folder/a"))
+    assert one.digest == two.digest == f"sha256:{hashlib.sha256(b'same text').hexdigest()}"
+    assert other.digest != one.digest
+    assert open_text(tmp_path / "one.txt").digest == one.digest  # from the cache
+    whole = open_text(tmp_path).digest
+    assert (
+        whole == f"sha256:{hashlib.sha256(b'same text' + bytes([10]) + b'same text').hexdigest()}"
+    )
+    assert open_source(None, seq_len=4, vocab_size=256).digest.startswith("sha256:")
 
 
 def test_text_longer_than_a_chunk_with_a_character_across_its_end(

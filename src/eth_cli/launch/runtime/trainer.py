@@ -128,6 +128,7 @@ class Trainer:
             seed=options.seed,
             device=self.device,
         )
+        self._data_digest = source.digest
         self.step = 0
         """Optimizer steps taken."""
         self._saved_step: int | None = None
@@ -224,7 +225,11 @@ class Trainer:
         self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
         checkpoint.save(
             checkpoints.CheckpointInfo.of(
-                step=self.step, plan=self.plan, spec=self.spec, options=self.options
+                step=self.step,
+                plan=self.plan,
+                spec=self.spec,
+                options=self.options,
+                data_digest=self._data_digest,
             ),
             folder=self.folder,
             parameters=self.sync.counted_parameters(),
@@ -251,7 +256,12 @@ class Trainer:
             return
         info = checkpoints.read_info(self.folder, int(step))
         checkpoints.check_resumable(
-            info, plan=self.plan, spec=self.spec, options=self.options, folder=self.folder
+            info,
+            plan=self.plan,
+            spec=self.spec,
+            options=self.options,
+            data_digest=self._data_digest,
+            folder=self.folder,
         )
         checkpoint.load(
             info, folder=self.folder, parameters=self.parameters, optimizer=self.optimizer
