@@ -79,8 +79,9 @@ def _what_lacks(fit: Fit, fitter: Fitter) -> str:
     stage = fit.stages[fit.worst]
     kind = fitter.kinds[stage.kind]
     last = f" to {stage.stop - 1}" if stage.stop - stage.start > 1 else ""
+    found = "" if fitter.is_exact else " found"
     return (
-        f"the closest single pipeline ({_in_order(fit.stages, fitter)}) puts block"
+        f"the closest single pipeline{found} ({_in_order(fit.stages, fitter)}) puts block"
         f"{'s' if last else ''} {stage.start}{last} (stage {fit.worst} of {len(fit.stages)}, "
         f"{fit.num_in_flight} micro-batches of {fitter.micro_batch_size} samples in flight) on "
         f"{kind.device_type}: it needs {format_bytes(kind.capacity_bytes + fit.lacking_bytes)}, "

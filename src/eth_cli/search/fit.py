@@ -65,8 +65,16 @@ class Fitter:
         self._firsts: dict[tuple[int, int], tuple[int, Ints]] = {}
         self._memory = [self._tables(model, kind.device_type) for kind in kinds]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether `closest` looks at every order of the devices."""
+        return _is_exact([kind.num_devices for kind in self.kinds], self.num_blocks)
+
     def closest(self) -> Fit | None:
-        """The pipeline that lacks least; None: the profile has entries of no kind."""
+        """The pipeline that lacks least; None: the profile has entries of no kind.
+
+        Of every order of the devices if `is_exact`, else of some.
+        """
         whole = [
             int(fixed[0, -1] + activations[0, -1]) - kind.capacity_bytes
             for kind, (fixed, activations) in zip(self.kinds, self._memory, strict=True)

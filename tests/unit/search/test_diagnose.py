@@ -182,6 +182,9 @@ def test_some_orders_only_claim_what_is_true(monkeypatch: pytest.MonkeyPatch) ->
                 grown[k] = kind._replace(num_devices=kind.num_devices + needed)
                 assert _brute_least_lack(model, tuple(grown), micro_batches) == 0
     assert num_equal > 20
+    tight = cluster_of({"x": 1}, memory_bytes=20_000)
+    error = _error(profile_of(blocks={"x": [(1.0, 2.0)] * 2}), tight, 2)
+    assert error.binding.startswith("the closest single pipeline found (x)")
 
 
 @pytest.mark.timeout(20)
