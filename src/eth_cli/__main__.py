@@ -23,7 +23,7 @@ def main() -> None:
 
     try:
         if is_interruptible:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, cli.CTRL_C)
         cli.main()
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)

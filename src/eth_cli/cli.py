@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,25 @@ BACKENDS = ("local", "ssh", "slurm", "kubernetes")
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
+
+
+class CtrlC:
+    """Python's own answer to Ctrl-C, which also remembers it.
+
+    In the middle of an import the exception may come out as any other one.
+    """
+
+    def __init__(self) -> None:
+        self.is_pressed = False
+
+    def __call__(self, signal_number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt."""
+        self.is_pressed = True
+        raise KeyboardInterrupt
+
+
+CTRL_C = CtrlC()
+"""Signal handler of the process, where `eth_cli.__main__` starts it."""
 
 app = typer.Typer(
     name="eth",
@@ -311,6 +331,9 @@ def _run(argv: list[str]) -> int:
         print_error("interrupted")
         return INTERRUPTED
     except Exception as error:
+        if CTRL_C.is_pressed:
+            print_error("interrupted")
+            return INTERRUPTED
         if is_debug():
             raise
         # The command-line library's own usage errors; it does not export their class.

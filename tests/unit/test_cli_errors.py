@@ -60,3 +60,13 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETH_DEBUG", "1")
     with pytest.raises(ConfigError):
         cli.main(["report", "RUN"])
+
+
+def test_what_an_import_makes_of_ctrl_c_is_still_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "CTRL_C", cli.CtrlC())
+    with pytest.raises(KeyboardInterrupt):
+        cli.CTRL_C(2, None)
+    error = ImportError("cannot load module more than once per process")
+    assert end_with(monkeypatch, error, capsys) == (130, "error: interrupted\n")
