@@ -16,6 +16,7 @@ from typing import Any
 from eth_cli.errors import ConfigError
 from eth_cli.events import Scalar, Span, read_events
 from eth_cli.launch.config import RunFolder
+from eth_cli.launch.paces import missed_paces
 from eth_cli.launch.progress import StepRecord, read_metrics
 from eth_cli.launch.runtime.pacing import stage_pace
 from eth_cli.plan import Plan, read_plan
@@ -354,26 +355,6 @@ def _notes(
     skipped = [r.step for r in records if r.loss is None]
     if skipped:
         notes.append(f"{len(skipped)} steps were skipped (not finite), the first is {skipped[0]}")
-    notes += _pace_notes(scalars)
+    if note := missed_paces(scalars):
+        notes.append(note)
     return tuple(notes)
-
-
-def _pace_notes(scalars: Iterable[Scalar]) -> list[str]:
-    """One note on all ranks that were too slow for the device that they play."""
-    by_name: dict[str, dict[int, float]] = defaultdict(dict)
-    for scalar in scalars:
-        by_name[scalar.name][scalar.rank] = scalar.value
-    counts = {rank: n for rank, n in by_name["missed_paces_count"].items() if n}
-    if not counts:
-        return []
-    worst = by_name["worst_missed_pace_s"]
-    slowest = max(counts, key=lambda rank: (worst.get(rank, 0.0), -rank))
-    at_worst = f"at worst by {worst.get(slowest, 0.0) * 1e3:.1f} ms"
-    if len(counts) == 1:
-        who = f"rank {slowest} could not keep its pace {counts[slowest]:.0f} times, {at_worst}"
-    else:
-        who = (
-            f"{len(counts)} ranks could not keep their pace, {sum(counts.values()):.0f} times in "
-            f"all, {at_worst} (rank {slowest})"
-        )
-    return [f"{who}: this machine is too slow for it, or was busy"]

@@ -23,6 +23,7 @@ from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import locked, prepare_folder
 from eth_cli.launch.interrupts import Interrupts, RunStoppedError, counted, words
 from eth_cli.launch.job import Job, make_job
+from eth_cli.launch.paces import last_scalars, missed_paces
 from eth_cli.launch.preflight import check_runnable
 from eth_cli.launch.progress import MetricsTail, Progress, Speedometer, StepRecord
 from eth_cli.launch.runtime.pacing import stage_pace
@@ -189,6 +190,7 @@ class Execution:
             stopped = self._watch(handle, interrupts, records)
         finally:
             self.backend.cancel(handle, grace_s=_GRACE_S)
+        self._tell_missed_paces()
         steady = records[1:]
         total_s = sum(r.step_time_s for r in steady)
         shutil.rmtree(self.job.folder.status, ignore_errors=True)
@@ -204,6 +206,16 @@ class Execution:
             stopped=stopped,
             stopped_by=interrupts.first if stopped else None,
         )
+
+    def _tell_missed_paces(self) -> None:
+        folder, places = self.job.folder, self.job.places
+        scalars = [
+            scalar
+            for place in places
+            for scalar in last_scalars(folder.events_of(place.rank), after_step=self.first_step)
+        ]
+        if note := missed_paces(scalars):
+            self.on_notice(note)
 
     def _watch(self, handle: Any, interrupts: Interrupts, records: list[StepRecord]) -> bool:
         """Watch until the end. Returns whether the workers stopped because they were asked to."""

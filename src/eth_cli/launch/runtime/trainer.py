@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from eth_cli.launch import checkpoints
+from eth_cli.launch import checkpoints, paces
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.dataset import TokenSource
 from eth_cli.launch.runtime import checkpoint
@@ -283,8 +283,8 @@ class Trainer:
 
     def _close_logs(self) -> None:
         if self.pacer.num_missed:
-            self.journal.scalar("missed_paces_count", self.pacer.num_missed)
-            self.journal.scalar("worst_missed_pace_s", self.pacer.worst_miss_s)
+            self.journal.scalar(paces.MISSED, self.pacer.num_missed)
+            self.journal.scalar(paces.WORST, self.pacer.worst_miss_s)
             self.journal.scalar("lost_pace_s", self.pacer.lost_s)
         self.journal.scalar("peak_memory_bytes", _peak_memory_bytes(self.device))
         self.journal.flush()
