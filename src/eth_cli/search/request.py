@@ -16,6 +16,11 @@ HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
 STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
 """What `SearchOptions.strategy` may be."""
 
+MAX_MICRO_BATCHES = 16_384
+"""Micro-batches of a global batch; the simulator looks at each one, so more take minutes."""
+MAX_BLOCKS = 1_024
+"""Blocks of a model; a cut's cost is a matter of pairs of blocks, so more take minutes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOptions:
@@ -85,6 +90,7 @@ def micro_batch_sizes(
                 f"{asked} is not in the profile, which has every block of {', '.join(known)} at "
                 f"micro-batch size {listed}; use one of those or profile {asked}",
             )
+        _check_size(total, (asked,), profile)
         return (asked,)
     usable = tuple(b for b in sizes if b <= total)
     if not usable:
@@ -94,6 +100,7 @@ def micro_batch_sizes(
             f"{total} samples are fewer than one micro-batch; the profile has micro-batch sizes "
             f"{listed}",
         )
+    _check_size(total, usable, profile)
     if not _can_sum_to(total, usable):
         raise ConfigError.single(
             "--global-batch-size",
@@ -102,6 +109,31 @@ def micro_batch_sizes(
             "has; use another batch or profile another size",
         )
     return usable
+
+
+def _check_size(total: int, sizes: Sequence[int], profile: Profile) -> None:
+    """Raise ConfigError where a search would take longer than anyone waits."""
+    num_blocks = profile.model.num_blocks
+    if num_blocks > MAX_BLOCKS:
+        raise ConfigError.single(
+            "profile",
+            "model.blocks",
+            f"are {num_blocks}; at most {MAX_BLOCKS} are planned; profile several as one block",
+        )
+    smallest = min(sizes)
+    if total // smallest > MAX_MICRO_BATCHES:
+        enough = [b for b in profile.micro_batch_sizes if total // b <= MAX_MICRO_BATCHES]
+        advice = (
+            f"give --micro-batch-size {enough[0]}"
+            if enough
+            else f"profile a size of at least {-(-total // MAX_MICRO_BATCHES)}"
+        )
+        raise ConfigError.single(
+            "--global-batch-size",
+            "",
+            f"{total} samples are {total // smallest} micro-batches of {smallest}; at most "
+            f"{MAX_MICRO_BATCHES} are planned; {advice} or use a smaller batch",
+        )
 
 
 def _can_sum_to(total: int, sizes: Sequence[int]) -> bool:

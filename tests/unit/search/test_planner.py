@@ -171,6 +171,17 @@ def test_case_13_batch_that_no_sum_of_micro_batches_gives() -> None:
     assert sorted(p.num_samples for p in mixed.plan.pipelines) == [4, 6]
 
 
+def test_a_search_that_nobody_would_wait_for_is_refused() -> None:
+    profile = make_profile(micro_batch_sizes=(1, 64))
+    with pytest.raises(ConfigError, match=r"1000000 micro-batches of 1; .* --micro-batch-size 64"):
+        _plan(make_cluster(), profile, 1_000_000)
+    with pytest.raises(ConfigError, match="profile a size of at least 61036"):
+        _plan(make_cluster(), profile, 10**9)
+    deep = make_profile(num_layers=1_023)
+    with pytest.raises(ConfigError, match="are 1025; at most 1024 are planned"):
+        _plan(make_cluster(), deep, 8)
+
+
 # --- Devices left out ----------------------------------------------------------------------------
 
 
