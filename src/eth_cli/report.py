@@ -33,6 +33,10 @@ Where = tuple[int, int]
 """A pipeline and a stage."""
 
 
+PredictedTimes = tuple[float | None, float | None]
+"""Forward and backward of one micro-batch [s]; None where nothing is predicted."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TermReport:
     """One part of the step time."""
@@ -57,7 +61,7 @@ class StageReport:
     predicted_backward_s: float | None
     measured_backward_s: float
     predicted_busy_share: float | None
-    """Part of the step time that the stage computes; None without a profile."""
+    """Part of the step time that the stage computes; None where its times are not predicted."""
     measured_busy_share: float
 
 
@@ -138,6 +142,7 @@ def build_report(run_dir: str | Path) -> Report:
     step_time_s = statistics.median(r.step_time_s for r in counting)
     typical = min(counting, key=lambda r: (abs(r.step_time_s - step_time_s), r.step))
     predicted_s, predicted_tokens = _predicted(plan, simulation)
+    stages = _stages(plan, simulation, [by_step[r.step] for r in counting], step_time_s)
     return Report(
         run_dir=folder.root,
         model=plan.model,
@@ -150,10 +155,10 @@ def build_report(run_dir: str | Path) -> Report:
         predicted_tokens_per_s=predicted_tokens,
         measured_tokens_per_s=plan.global_batch_size * plan.seq_len / step_time_s,
         terms=_terms(plan, simulation, [by_step[r.step] for r in counting], step_time_s),
-        stages=_stages(plan, simulation, [by_step[r.step] for r in counting], step_time_s),
+        stages=stages,
         first_loss=records[0].loss,
         last_loss=records[-1].loss,
-        notes=_notes(plan, simulation, scalars, records),
+        notes=_notes(plan, simulation, stages, scalars, records),
         typical_step=typical.step,
         predicted_spans=() if simulation is None else simulation.spans,
         measured_spans=_from_zero(by_step[typical.step]),
@@ -301,7 +306,12 @@ def _stages(
         for s, stage in enumerate(pipeline.stages):
             forward_s, backward_s = lengths[(i, s), "F"], lengths[(i, s), "B"]
             predicted = figures.get((i, s))
-            paced = _paced(plan, i, s)
+            if predicted is None:
+                predicted_s = _paced(plan, i, s)
+                predicted_busy = _paced_busy_share(plan, i, predicted_s)
+            else:
+                predicted_s = predicted.forward_s, predicted.backward_s
+                predicted_busy = predicted.busy_share
             busy_s = (sum(forward_s) + sum(backward_s)) / len(steps) / stage.tensor_parallel
             reports.append(
                 StageReport(
@@ -309,24 +319,32 @@ def _stages(
                     stage=s,
                     devices=stage.devices,
                     blocks=stage.blocks,
-                    predicted_forward_s=paced[0] if predicted is None else predicted.forward_s,
+                    predicted_forward_s=predicted_s[0],
                     measured_forward_s=statistics.median(forward_s),
-                    predicted_backward_s=paced[1] if predicted is None else predicted.backward_s,
+                    predicted_backward_s=predicted_s[1],
                     measured_backward_s=statistics.median(backward_s),
-                    predicted_busy_share=None if predicted is None else predicted.busy_share,
+                    predicted_busy_share=predicted_busy,
                     measured_busy_share=busy_s / step_time_s,
                 )
             )
     return tuple(reports)
 
 
-def _paced(plan: Plan, pipeline: int, stage: int) -> tuple[float | None, float | None]:
+def _paced(plan: Plan, pipeline: int, stage: int) -> PredictedTimes:
     """The times that an emulated stage keeps to, which stand in the plan itself."""
     try:
         pace = stage_pace(plan, pipeline=pipeline, stage=stage)
     except LookupError:
         pace = None
     return (None, None) if pace is None else (sum(pace.forward_s), sum(pace.backward_s))
+
+
+def _paced_busy_share(plan: Plan, pipeline: int, times: PredictedTimes) -> float | None:
+    forward_s, backward_s = times
+    if plan.predicted is None or forward_s is None or backward_s is None:
+        return None
+    work_s = plan.pipelines[pipeline].micro_batches * (forward_s + backward_s)
+    return work_s / plan.predicted.step_time_s
 
 
 def _from_zero(spans: Sequence[Span]) -> tuple[Span, ...]:
@@ -341,15 +359,16 @@ def _from_zero(spans: Sequence[Span]) -> tuple[Span, ...]:
 def _notes(
     plan: Plan,
     simulation: Simulation | None,
+    stages: Iterable[StageReport],
     scalars: Iterable[Scalar],
     records: Sequence[StepRecord],
 ) -> tuple[str, ...]:
     notes = []
     if simulation is None and plan.predicted is None:
         notes.append("nothing is predicted: run the plan with --cluster and --profile")
-    elif simulation is None:
+    elif any(stage.predicted_forward_s is None for stage in stages):
         notes.append(
-            "stages have no predicted busy share: the run folder holds no profile; "
+            "of stages on real devices nothing is predicted: the run folder holds no profile; "
             "run the plan with --profile"
         )
     skipped = [r.step for r in records if r.loss is None]

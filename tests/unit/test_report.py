@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from builders import make_cluster, make_pipeline, make_plan, make_profile
+from rich.console import Console
 
 from eth_cli.errors import ConfigError
 from eth_cli.events import Scalar, Span, write_events
 from eth_cli.launch.config import RunFolder
 from eth_cli.plan import Plan, write_plan
 from eth_cli.profile.table import write_profile
-from eth_cli.report import Report, build_report, measure_step
+from eth_cli.render.report import report_view
+from eth_cli.report import Report, TermReport, build_report, measure_step
+from eth_cli.search.pacing import self_contained
 from eth_cli.search.simulate import simulate
 
 EPOCH_S = 1_796_152_521.0
@@ -168,6 +172,20 @@ def test_without_a_profile_the_plan_s_own_prediction_is_used(tmp_path: Path) -> 
     assert any("--profile" in note for note in report.notes)
 
 
+def test_a_self_contained_plan_predicts_its_emulated_stages_without_a_profile(
+    tmp_path: Path,
+) -> None:
+    plan = self_contained(planned(), make_cluster(emulated=True), make_profile(), None)
+    with_profile = build_report(write_run(tmp_path / "one", plan).root)
+    without = build_report(write_run(tmp_path / "two", plan, profile=False).root)
+    assert without.source == "plan.json"
+    assert without.notes == ()
+    for found, expected in zip(without.stages, with_profile.stages, strict=True):
+        for name in ("forward_s", "backward_s", "busy_share"):
+            value = getattr(expected, f"predicted_{name}")
+            assert getattr(found, f"predicted_{name}") == pytest.approx(value), name
+
+
 def test_without_any_prediction_the_measured_side_stands_alone(tmp_path: Path) -> None:
     plan = planned(predicted=False, cluster=False)
     report = build_report(write_run(tmp_path / "run", plan).root)
@@ -178,6 +196,24 @@ def test_without_any_prediction_the_measured_side_stands_alone(tmp_path: Path) -
     assert report.stages[0].predicted_forward_s is None
     assert report.measured_step_time_s > 0
     assert any("nothing is predicted" in note for note in report.notes)
+
+
+def test_errors_are_shown_of_parts_that_matter(tmp_path: Path) -> None:
+    report = build_report(write_run(tmp_path / "run", planned()).root)
+    whole_s = report.measured_step_time_s
+    terms = tuple(
+        TermReport(name=name, predicted_s=part * whole_s, measured_s=0.048 * whole_s)
+        for name, part in (("compute_s", 0.06), ("bubble_s", 0.047), ("other_s", 0.0))
+    )
+    console = Console(width=100, record=True, file=io.StringIO())
+    for part in report_view(replace(report, terms=terms)):
+        console.print(part)
+    lines = console.export_text().splitlines()
+    ends = {line.split("  ")[0].strip(): line.split()[-2:] for line in lines if line.strip()}
+    assert ends["compute"] == ["+25.0", "%"]
+    assert ends["pipeline fill and drain"][-1] == "-"
+    assert ends["everything else"][-1] == "-"
+    assert any("shown for parts of at least 5 % of the step" in line for line in lines)
 
 
 def test_skipped_steps_do_not_count(tmp_path: Path) -> None:

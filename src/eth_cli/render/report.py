@@ -15,6 +15,8 @@ from eth_cli.report import Report
 from eth_cli.units import format_seconds
 
 NOTHING = "-"
+_NOTABLE = 0.05
+"""Part of the step from which an error is shown: one in percent of next to nothing says nothing."""
 
 
 def report_view(report: Report) -> Iterator[RenderableType]:
@@ -24,6 +26,12 @@ def report_view(report: Report) -> Iterator[RenderableType]:
         + (f", prediction: {report.source}" if report.source else ""),
         _term_table(report),
     )
+    if report.error is not None:
+        yield Text(
+            "error: predicted over measured, less one; shown for parts of at least "
+            f"{100 * _NOTABLE:.0f} % of the step",
+            style="dim",
+        )
     yield titled("stages, one micro-batch: predicted / measured", _stage_table(report))
     if report.first_loss is not None and report.last_loss is not None:
         yield Text(f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}")
@@ -67,13 +75,14 @@ def _term_table(report: Report) -> Table:
         right=("predicted", "measured", "error"),
     )
     for term in report.terms:
-        # An error in percent of next to nothing says nothing.
-        small = max(term.predicted_s or 0.0, term.measured_s) < 0.02 * report.measured_step_time_s
+        larger_s = max(term.predicted_s or 0.0, term.measured_s)
         table.add_row(
             TERM_WORDS.get(term.name, "everything else"),
             _seconds(term.predicted_s),
             format_seconds(term.measured_s),
-            NOTHING if small else _error(term.predicted_s, term.measured_s),
+            _error(term.predicted_s, term.measured_s)
+            if larger_s >= _NOTABLE * report.measured_step_time_s
+            else NOTHING,
         )
     table.add_section()
     table.add_row(
