@@ -13,7 +13,8 @@ import pytest
 from launch.launching import paced_plan, processes_of
 
 from eth_cli.errors import LaunchError
-from eth_cli.launch import supervise
+from eth_cli.events import Scalar, write_events
+from eth_cli.launch import paces, supervise
 from eth_cli.launch.backend import load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import prepare_folder
@@ -153,6 +154,24 @@ def test_the_first_interrupt_stops_well(run_fake: Callable[..., RunResult]) -> N
     (notice,) = notices
     assert notice.startswith("SIGTERM: stopping after the step in progress, with a checkpoint;")
     assert result.steps == 0
+
+
+def test_missed_paces_are_told_at_the_end(
+    run_fake: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    events = tmp_path / "a'; echo foo" / "events" / "rank-1.jsonl"
+    before = time.monotonic()
+
+    def interrupt() -> int:
+        if not events.exists():
+            missed = [(paces.MISSED, 7), (paces.WORST, 0.0123)]
+            write_events(events, [Scalar(rank=1, name=n, value=v, step=1) for n, v in missed])
+        return int(time.monotonic() - before > 2)
+
+    notices: list[str] = []
+    run_fake({}, num_interrupts=interrupt, notices=notices)
+    assert len(notices) == 2
+    assert "rank 1 could not keep its pace 7 times, at worst by 12.3 ms" in notices[1]
 
 
 def test_the_second_interrupt_kills(run_fake: Callable[..., RunResult]) -> None:
