@@ -30,13 +30,17 @@ def missed_paces(scalars: Iterable[Scalar]) -> str | None:
     slowest = max(counts, key=lambda rank: (worst.get(rank, 0.0), -rank))
     at_worst = f"at worst by {worst.get(slowest, 0.0) * 1e3:.1f} ms"
     if len(counts) == 1:
-        who = f"rank {slowest} could not keep its pace {counts[slowest]:.0f} times, {at_worst}"
+        who = f"rank {slowest} could not keep its pace {_times(counts[slowest])}, {at_worst}"
     else:
         who = (
-            f"{len(counts)} ranks could not keep their pace, {sum(counts.values()):.0f} times in "
+            f"{len(counts)} ranks could not keep their pace, {_times(sum(counts.values()))} in "
             f"all, {at_worst} (rank {slowest})"
         )
     return f"{who}: this machine is too slow for it, or was busy"
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:.0f} times"
 
 
 def last_scalars(path: Path, *, after_step: int) -> list[Scalar]:

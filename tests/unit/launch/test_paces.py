@@ -24,6 +24,9 @@ def test_how_often_and_how_much_at_worst() -> None:
     line = missed_paces(scalars(1, 3, 0.0021))
     assert line is not None
     assert line.startswith("rank 1 could not keep its pace 3 times, at worst by 2.1 ms: this")
+    line = missed_paces(scalars(1, 1, 0.0021))
+    assert line is not None
+    assert "could not keep its pace once, at worst by 2.1 ms" in line
     line = missed_paces([*scalars(1, 3, 0.0021), *scalars(4, 8, 0.0502)])
     assert line is not None
     assert (
