@@ -118,7 +118,10 @@ def _changes(
         recompute=True,
     ).closest()
     if recomputing is not None and recomputing.lacking_bytes == 0:
-        changes.append("recomputing activations, in a plan of your own, for no search tries it")
+        changes.append(
+            'recomputing activations ("recompute": true on the stages of a plan of your own; no '
+            "search tries it)"
+        )
     more = [
         (number, kind.capacity_bytes, kind.device_type)
         for k, kind in enumerate(fitter.kinds)
