@@ -32,16 +32,16 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 class Link(Record):
     """A connection between two devices, one direction."""
 
-    latency_s: Annotated[float, Field(ge=0)]
+    latency_s: Annotated[float, Field(ge=0, le=1e6)]
     """Time of an empty message [s]."""
-    bandwidth_bytes_per_s: Annotated[float, Field(gt=0)]
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1)]
     """Rate of a long message [bytes/s]."""
 
 
 class DeviceType(Record):
     """Everything known of one type of device."""
 
-    memory_bytes: Annotated[int, Field(gt=0)]
+    memory_bytes: Annotated[int, Field(gt=0, le=10**18)]
     """Memory of one device [bytes]."""
     peak_flops: dict[str, float] = {}
     """Dense peak by dtype [FLOP/s]; a dtype that is absent is not supported by the hardware."""

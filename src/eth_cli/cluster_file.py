@@ -28,10 +28,10 @@ from eth_cli.cluster import (
 from eth_cli.faults import did_you_mean, some_of
 from eth_cli.serde import FieldError, Record
 
-_Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(gt=0)]
-_Rate = Annotated[float, BeforeValidator(units.parse_bytes_per_s), Field(gt=0)]
+_Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(gt=0, le=10**18)]
+_Rate = Annotated[float, BeforeValidator(units.parse_bytes_per_s), Field(ge=1)]
 _Flops = Annotated[float, BeforeValidator(units.parse_flops), Field(gt=0)]
-_Seconds = Annotated[float, BeforeValidator(units.parse_seconds), Field(ge=0)]
+_Seconds = Annotated[float, BeforeValidator(units.parse_seconds), Field(ge=0, le=1e6)]
 
 
 class LinkFigures(Record):

@@ -81,12 +81,15 @@ def read_text(path: str | Path) -> str:
     try:
         if path.is_dir():
             raise ConfigError.single(str(path), "", "is a folder, not a file")
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
+        with open(path, "rb") as file:
+            # A device may have no end and says no size: so look at what is read, not at what is
+            # said.
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError.single(
-                str(path), "", f"has {size} bytes; at most {MAX_FILE_BYTES} are read"
+                str(path), "", f"has more than {MAX_FILE_BYTES} bytes, the most that is read"
             )
-        text = path.read_bytes().decode("utf-8")
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError.single(str(path), "", "no such file") from None
     except UnicodeDecodeError as error:

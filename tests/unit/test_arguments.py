@@ -73,6 +73,28 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
         arguments.output_file("-o", tmp_path / "none" / "plan.json")
 
 
+def test_an_output_does_not_replace_an_input(tmp_path: Path) -> None:
+    cluster, link = tmp_path / "c.yaml", tmp_path / "link.yaml"
+    cluster.write_text("name: c")
+    link.symlink_to(cluster)
+    for output in (cluster, link, tmp_path / "." / "c.yaml"):
+        with pytest.raises(ConfigError, match=r"^-o: \S+ is read by this command too"):
+            arguments.output_file("-o", output, inputs=(None, cluster))
+    other = tmp_path / "plan.json"
+    assert arguments.output_file("-o", other, inputs=(cluster, tmp_path / "absent")) == other
+    # One device may well be both: what it gives is not what was written to it.
+    null = Path("/dev/null")
+    assert arguments.output_file("-o", null, inputs=(null,)) == null
+
+
+def test_outputs_that_the_system_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^-o: .*name too long"):
+        arguments.output_file("-o", tmp_path / ("x" * 300))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file is a file, not a folder"):
+        arguments.output_file("-o", tmp_path / "file" / "x.json")
+
+
 def test_outputs_that_lead_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, pipe = tmp_path / "link.json", tmp_path / "pipe"
     link.symlink_to("none/plan.json")

@@ -111,6 +111,17 @@ def test_case_34_times_that_are_no_times_are_refused(tmp_path: Path) -> None:
         (lambda d: d["devices"].append({"type": "A100-40"}), "devices[1].type"),
         (lambda d: d["model"].update(tied_blocks=[[0, 26]]), "model.tied_blocks[0]"),
         (lambda d: d["model"].update(tied_blocks=[[3]]), "model.tied_blocks[0]"),
+        (lambda d: d["compute"][0].update(forward_s=1.7e308), "compute[0].forward_s"),
+        (lambda d: d["compute"][0].update(backward_s=1e-320), "compute[0].backward_s"),
+        (lambda d: d["compute"][0].update(activation_bytes=10**18), "compute[0].activation_bytes"),
+        (lambda d: d["model"]["blocks"][1].update(parameters=10**30), "model.blocks[1].parameters"),
+        (lambda d: d["memory"].update(process_bytes=10**30), "memory.process_bytes"),
+        (lambda d: d["memory"].update(bytes_per_parameter=1e300), "memory.bytes_per_parameter"),
+        (lambda d: d["links"][0].update(latency_s=1e300), "links[0].latency_s"),
+        (
+            lambda d: d["links"][0].update(bandwidth_bytes_per_s=1e-300),
+            "links[0].bandwidth_bytes_per_s",
+        ),
         (lambda d: d["model"].update(tied_blocks=[[0, 1], [1, 25]]), "model.tied_blocks[1]"),
         (
             lambda d: d["model"].update(tied_blocks=[0, 25], tied_parameters=10**9),

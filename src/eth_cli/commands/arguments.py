@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from eth_cli.errors import ConfigError
@@ -91,12 +91,25 @@ def path(option: str) -> Callable[[str | Path], Path]:
     return parse
 
 
-def output_file(option: str, path: Path) -> Path:
+def output_file(option: str, path: Path, *, inputs: Iterable[Path | None] = ()) -> Path:
     """Check that a result can be written there, before the work that makes it starts.
 
+    Args:
+        inputs: files that the command reads, which the result must not replace.
+
     Raises:
-        ConfigError: its folder is absent or closed to us, or the path is a folder itself.
+        ConfigError: its folder is absent or closed to us, the path is a folder itself, its name is
+            one that the system refuses, or it is an input.
     """
+    try:
+        is_there = path.exists()
+        same = is_there and any(i and i.exists() and path.samefile(i) for i in inputs)
+    except OSError as error:
+        raise ConfigError.single(option, "", f"{path}: {error.strerror}") from None
+    if same and path.is_file():
+        raise ConfigError.single(
+            option, "", f"{path} is read by this command too; give another file"
+        )
     if path.is_dir():
         raise ConfigError.single(option, "", f"{path} is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():  # A device or a pipe, which is written to as it is.
@@ -105,6 +118,8 @@ def output_file(option: str, path: Path) -> Path:
         return path
     # A link stays, and the file that it leads to is written.
     folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError.single(option, "", f"{folder} is a file, not a folder")
     if not folder.is_dir():
         raise ConfigError.single(option, "", f"the folder {folder} does not exist; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):

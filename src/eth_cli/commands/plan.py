@@ -46,7 +46,7 @@ def run_plan_command(
         InfeasibleError: no plan of the strategy exists.
     """
     if output is not None:
-        arguments.output_file("--output", output)
+        arguments.output_file("--output", output, inputs=(cluster_path, profile_path))
     cluster = read_cluster(cluster_path)
     if profile_path is not None:
         _refuse_with_profile({"--model": model_source, "--seq-len": seq_len, "--dtype": dtype})

@@ -31,7 +31,7 @@ def run_profile(
     from eth_cli.render.profile import profile_tables
     from eth_cli.render.progress import progress
 
-    arguments.output_file("--output", output)
+    arguments.output_file("--output", output, inputs=(cluster_path,))
     cluster = read_cluster(cluster_path)
     spec = load_model(model_source)
     if analytic:

@@ -36,7 +36,7 @@ def run_simulate(
     from eth_cli.render.console import print_json, print_note, print_warning
 
     if trace is not None:
-        arguments.output_file("--trace", trace)
+        arguments.output_file("--trace", trace, inputs=(plan_path, cluster_path, profile_path))
     plan = read_plan(plan_path)
     cluster = read_cluster(cluster_path)
     profile = read_profile(profile_path)

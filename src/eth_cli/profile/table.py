@@ -19,9 +19,11 @@ from eth_cli.plan import Plan
 from eth_cli.serde import FieldError, Location, Record
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
-Seconds = Annotated[float, Field(ge=0)]
-NumBytes = Annotated[int, Field(ge=0)]
+# The limits are far beyond any hardware; they keep sums finite and typing errors out.
+PositiveSeconds = Annotated[float, Field(ge=1e-12, le=1e6)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+NumBytes = Annotated[int, Field(ge=0, le=10**12)]
+NumParameters = Annotated[int, Field(ge=0, le=10**12)]
 
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -32,7 +34,7 @@ class BlockGroup(Record):
 
     kind: Annotated[str, Field(min_length=1)]
     count: Annotated[int, Field(ge=1, le=100_000)] = 1
-    parameters: Annotated[int, Field(ge=0)]
+    parameters: NumParameters
     """Parameters of one such block, a tied weight included wherever it is used."""
 
 
@@ -55,9 +57,7 @@ class ProfiledModel(Record):
     """Bytes that cross between two stages for one sample, one direction."""
     tied_blocks: Annotated[tuple[tuple[int, ...], ...], BeforeValidator(_one_group)] = ()
     """Groups of block indices that share one weight, such as [[0, 25]]."""
-    given_tied_parameters: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, alias="tied_parameters"
-    )
+    given_tied_parameters: NumParameters | None = Field(default=None, alias="tied_parameters")
     """Parameters of the weight that a group shares, where the file says."""
     spec: ModelSpec | None = None
     """The model's shape, where the profiler knew it: what `eth run` builds the blocks from."""
@@ -142,11 +142,11 @@ class ProfiledModel(Record):
 class MemoryModel(Record):
     """Memory that does not depend on the block."""
 
-    bytes_per_parameter: Annotated[float, Field(gt=0)]
+    bytes_per_parameter: Annotated[float, Field(gt=0, le=1000)]
     """Weights, gradients, master weights and optimizer state [bytes]."""
     process_bytes: NumBytes = 0
     """Memory of a process before it holds any block, communication buffers included [bytes]."""
-    optimizer_bytes_per_parameter: Annotated[float, Field(ge=0)] | None = None
+    optimizer_bytes_per_parameter: Annotated[float, Field(ge=0, le=1000)] | None = None
     """The part of bytes_per_parameter that a sharded optimizer splits over a segment's owners."""
 
 
@@ -197,7 +197,7 @@ class LinkEntry(Record):
     flows: Count = 1
     """Device pairs of the same two nodes that transfer at once; figures are of each of them."""
     latency_s: Seconds | None = None
-    bandwidth_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1)] | None = None
     table: tuple[tuple[Annotated[float, Field(gt=0)], PositiveSeconds], ...] | None = None
     """[bytes, seconds] of one transfer, instead of latency and bandwidth."""
 

@@ -18,7 +18,7 @@ STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
 
 MAX_MICRO_BATCHES = 16_384
 """Micro-batches of a global batch; the simulator looks at each one, so more take minutes."""
-MAX_BLOCKS = 1_024
+MAX_BLOCKS = 512
 """Blocks of a model; a cut's cost is a matter of pairs of blocks, so more take minutes."""
 
 
