@@ -10,7 +10,8 @@ from pathlib import Path
 from eth_cli.events import Scalar, from_json
 
 MISSED = "missed_paces_count"
-"""Scalar: actions of a rank that took longer than the device it plays would."""
+"""Scalar: actions of a rank that took longer than the device it plays would; written only where
+so much time was lost by it that it matters."""
 WORST = "worst_missed_pace_s"
 """Scalar: by how much at most."""
 

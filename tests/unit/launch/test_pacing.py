@@ -124,6 +124,7 @@ def test_pace_that_cannot_be_kept_is_counted_and_said_once(
     assert pacer.num_missed == 2
     assert pacer.paced_s == pytest.approx(2 * 0.06)
     assert 2 * 0.02 - 1e-3 <= pacer.lost_s < 0.3
+    assert pacer.is_behind
     (record,) = caplog.records
     assert "forward just took" in record.getMessage()
     assert "instead of 60.0 ms" in record.getMessage()
@@ -142,6 +143,20 @@ def test_oversleeping_is_not_lost_time(monkeypatch: pytest.MonkeyPatch) -> None:
         pacer.end_backward()
         assert clock.now == pytest.approx(action * 0.075 + 0.004)
     assert pacer.num_missed == 0
+    assert not pacer.is_behind
+
+
+def test_a_little_lost_time_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(late_s=0.0)
+    monkeypatch.setattr(pacing, "time", clock)
+    pacer = Pacer(PACE)
+    for lost_s in (0.002, 0.0, 0.0):
+        pacer.begin()
+        clock.now += 0.060 + lost_s
+        pacer.end_forward()
+    assert pacer.num_missed == 1
+    assert pacer.lost_s == pytest.approx(0.002)
+    assert not pacer.is_behind
 
 
 class Clock:

@@ -134,6 +134,11 @@ class Pacer:
         self.worst_miss_s = 0.0
         """By how much, at most [s]."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much time was lost that measured steps cannot be trusted."""
+        return self.lost_s > _NOTABLE_PART * self.paced_s
+
     def begin(self) -> None:
         """An action begins: everything it needs is here."""
         if self._pace is None:
@@ -184,8 +189,7 @@ class Pacer:
             self._overslept_s = time.monotonic() - deadline
 
     def _warn_once(self, what: str, pace_s: float, lost_s: float) -> None:
-        notable = self.paced_s > _JUDGE_AFTER_S and self.lost_s > _NOTABLE_PART * self.paced_s
-        if notable and not self._has_warned:
+        if self.is_behind and self.paced_s > _JUDGE_AFTER_S and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the pace of this emulated device cannot be kept: %.0f %% of the time is lost, %s "

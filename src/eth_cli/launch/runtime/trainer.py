@@ -282,7 +282,7 @@ class Trainer:
         )
 
     def _close_logs(self) -> None:
-        if self.pacer.num_missed:
+        if self.pacer.is_behind:
             self.journal.scalar(paces.MISSED, self.pacer.num_missed)
             self.journal.scalar(paces.WORST, self.pacer.worst_miss_s)
             self.journal.scalar("lost_pace_s", self.pacer.lost_s)
