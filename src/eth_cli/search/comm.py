@@ -203,7 +203,9 @@ class Network:
             nodes=tuple(nodes),
         )
 
-    def best_transfer_s(self, source_type: str, target_type: str, num_bytes: float) -> float | None:
+    def best_transfer_s(
+        self, source_type: str, target_type: str, num_bytes: float, *, flows: int = 1
+    ) -> float | None:
         """Time over the fastest connection between two devices of these types; None: no pair [s].
 
         No placement can do better, which is what makes bounds on it valid.
@@ -211,7 +213,7 @@ class Network:
         pair = (source_type, target_type)
         if pair not in self._between:
             self._between[pair] = self._paths_between(source_type, target_type)
-        return min((p.transfer_s(num_bytes) for p in self._between[pair]), default=None)
+        return min((p.transfer_s(num_bytes, flows) for p in self._between[pair]), default=None)
 
     def _paths_between(self, source_type: str, target_type: str) -> tuple[Path, ...]:
         """The distinct connections between devices of two types."""

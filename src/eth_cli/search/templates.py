@@ -8,7 +8,8 @@ families of templates are in `capacity`, placement on real devices in `place`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,6 +36,14 @@ class Kind(NamedTuple):
     capacity_bytes: int
 
 
+class Option(NamedTuple):
+    """What a stage may be made of: a tensor-parallel group of one kind, with recomputation or not."""
+
+    kind: int
+    tensor_parallel: int = 1
+    recompute: bool = False
+
+
 class TemplateStage(NamedTuple):
     """Blocks ``[start, stop)`` on a group of devices of one kind."""
 
@@ -43,6 +52,11 @@ class TemplateStage(NamedTuple):
     stop: int
     tensor_parallel: int = 1
     recompute: bool = False
+
+    @property
+    def option(self) -> Option:
+        """What the stage is made of."""
+        return Option(self.kind, self.tensor_parallel, self.recompute)
 
 
 class Template(NamedTuple):
@@ -60,7 +74,7 @@ class Template(NamedTuple):
 
 
 class StageCosts(NamedTuple):
-    """Costs of every possible stage of one kind at one micro-batch size, by [start, stop]."""
+    """Costs of every possible stage of one option at one micro-batch size, by [start, stop]."""
 
     forward_s: Floats
     backward_s: Floats
@@ -84,16 +98,52 @@ class Problem:
         kinds: Sequence[Kind],
         micro_batch_sizes: Sequence[int],
         global_batch_size: int,
+        tensor_parallel: Sequence[int] | None = None,
+        recompute: bool = True,
+        excluded: Collection[str] = (),
     ) -> None:
         self.model = model
         self.kinds = tuple(kinds)
         self.micro_batch_sizes = tuple(micro_batch_sizes)
         self.global_batch_size = global_batch_size
+        self.excluded = frozenset(excluded)
         self.num_blocks = model.profile.model.num_blocks
-        self._costs: dict[tuple[int, int], StageCosts] = {}
+        self.in_nodes = self._in_nodes()
+        """By kind: how many usable devices of it each node has that has any."""
+        self.options = self._options(tensor_parallel, recompute)
+        """What a stage may be made of, by kind, width and recomputation."""
+        self._costs: dict[tuple[Option, int], StageCosts] = {}
         self._hops: dict[int, Floats] = {}
-        self._one_way: dict[tuple[int, int, int], float] = {}
+        self._one_way: dict[tuple[int, int, int, int], float] = {}
         self._times: dict[Template, PipelineTimes] = {}
+
+    def _in_nodes(self) -> tuple[tuple[int, ...], ...]:
+        found: list[Counter[str]] = [Counter() for _ in self.kinds]
+        index = {kind.device_type: k for k, kind in enumerate(self.kinds)}
+        for device in self.model.cluster.devices.values():
+            if device.type in index and device.id not in self.excluded:
+                found[index[device.type]][device.node] += 1
+        return tuple(tuple(counts.values()) for counts in found)
+
+    def _options(self, widths: Sequence[int] | None, recompute: bool) -> tuple[Option, ...]:
+        options = []
+        tables = self.model.tables
+        for k, kind in enumerate(self.kinds):
+            for width in self.model.profile.widths(kind.device_type):
+                if widths is not None and width not in widths:
+                    continue
+                if width > max(self.in_nodes[k], default=0):
+                    continue
+                found = [
+                    tables.table(kind.device_type, width, b)
+                    for b in self.micro_batch_sizes
+                    if tables.has(kind.device_type, width, b)
+                ]
+                if found:
+                    options.append(Option(k, width))
+                if recompute and any(table.can_recompute for table in found):
+                    options.append(Option(k, width, recompute=True))
+        return tuple(options)
 
     @property
     def network(self) -> Network:
@@ -110,81 +160,133 @@ class Problem:
         """Most stages that any pipeline can have."""
         return min(self.num_blocks, sum(self.counts))
 
-    def costs(self, kind: int, micro_batch_size: int) -> StageCosts:
-        """Costs of all stages of a kind; infinite where the profile has no entry."""
-        key = (kind, micro_batch_size)
+    @cached_property
+    def groups(self) -> dict[tuple[int, int], int]:
+        """Most tensor-parallel groups of each (kind, width) that the nodes have room for at once.
+
+        Widths of all options, and 1. A group lies in one node, so odd devices may be left over.
+        """
+        return {
+            (k, width): sum(n // width for n in self.in_nodes[k])
+            for k in range(len(self.kinds))
+            for width in sorted({1, *(o.tensor_parallel for o in self.options if o.kind == k)})
+        }
+
+    def costs(self, option: Option, micro_batch_size: int) -> StageCosts:
+        """Costs of all stages of an option; infinite where the profile has no entry."""
+        key = (option, micro_batch_size)
         if key not in self._costs:
-            self._costs[key] = self._make_costs(kind, micro_batch_size)
+            self._costs[key] = self._make_costs(option, micro_batch_size)
         return self._costs[key]
 
-    def _make_costs(self, kind_index: int, micro_batch_size: int) -> StageCosts:
+    def _make_costs(self, option: Option, micro_batch_size: int) -> StageCosts:
         size = self.num_blocks + 1
-        costs = StageCosts(
-            np.full((size, size), np.inf),
-            np.full((size, size), np.inf),
-            np.zeros((size, size), dtype=np.int64),
-            np.full((size, size), np.inf),
+        kind = self.kinds[option.kind]
+        width = option.tensor_parallel
+        tables = self.model.tables
+        table = (
+            tables.table(kind.device_type, width, micro_batch_size)
+            if tables.has(kind.device_type, width, micro_batch_size)
+            else None
         )
-        kind = self.kinds[kind_index]
-        if not self.model.tables.has(kind.device_type, 1, micro_batch_size):
-            return costs
-        table = self.model.tables.table(kind.device_type, 1, micro_batch_size)
+        if table is None or (option.recompute and not table.can_recompute):
+            nothing = np.full((size, size), np.inf)
+            return StageCosts(nothing, nothing, np.zeros((size, size), dtype=np.int64), nothing)
+        classes, members = self._stage_classes
+        values = np.full((4, len(members) + 1), np.inf)
+        values[2] = 0
+        for at, (start, stop) in enumerate(members):
+            in_flight = max_in_flight(
+                self.model.profile,
+                table,
+                start=start,
+                stop=stop,
+                capacity_bytes=kind.capacity_bytes,
+                recompute=option.recompute,
+                limit=self.num_blocks,
+            )
+            if in_flight:
+                times = table.times_s(start, stop, recompute=option.recompute)
+                update = self.model.optimizer_s(kind.device_type, width, start, stop)
+                values[:, at] = *times, in_flight, update
+        return StageCosts(
+            values[0][classes],
+            values[1][classes],
+            values[2][classes].astype(np.int64),
+            values[3][classes],
+        )
+
+    @cached_property
+    def _stage_classes(self) -> tuple[Ints, list[tuple[int, int]]]:
+        """Stages that cost the same: by [start, stop] a number, and a stage of every number.
+
+        A model repeats one block many times, so classes are few. The last number is no stage.
+        """
+        profiled = self.model.profile.model
+        blocks = list(zip(profiled.kinds, profiled.parameters, strict=True))
+        found: dict[object, int] = {}
+        members: list[tuple[int, int]] = []
+        size = self.num_blocks + 1
+        classes = np.full((size, size), -1, dtype=np.int64)
         for start in range(self.num_blocks):
             for stop in range(start + 1, size):
-                in_flight = max_in_flight(
-                    self.model.profile,
-                    table,
-                    start=start,
-                    stop=stop,
-                    capacity_bytes=kind.capacity_bytes,
-                    limit=self.num_blocks,
+                tied = tuple(
+                    sum(start <= block < stop for block in group) for group in profiled.tied_blocks
                 )
-                if in_flight == 0:
-                    continue
-                forward, backward = table.times_s(start, stop)
-                costs.forward_s[start, stop] = forward
-                costs.backward_s[start, stop] = backward
-                costs.in_flight[start, stop] = in_flight
-                costs.optimizer_s[start, stop] = self.model.optimizer_s(
-                    kind.device_type, 1, start, stop
-                )
-        return costs
+                key = (tuple(blocks[start:stop]), start > 0, stop < self.num_blocks, tied)
+                at = found.setdefault(key, len(members))
+                if at == len(members):
+                    members.append((start, stop))
+                classes[start, stop] = at
+        return classes, members
 
-    def one_way_s(self, source: int, target: int, micro_batch_size: int) -> float:
-        """Boundary transfer over the fastest connection of two kinds; infinite: none [s]."""
-        key = (source, target, micro_batch_size)
+    def one_way_s(self, source: int, target: Option, micro_batch_size: int) -> float:
+        """Boundary transfer from a kind to a stage over their fastest connection [s].
+
+        No placement is faster; infinite where no two devices of the kinds are connected. Every
+        device of the target's group gets the whole tensor, which shares the NIC between nodes.
+        """
+        key = (source, target.kind, target.tensor_parallel, micro_batch_size)
         if key not in self._one_way:
             time_s = self.network.best_transfer_s(
                 self.kinds[source].device_type,
-                self.kinds[target].device_type,
+                self.kinds[target.kind].device_type,
                 self.model.profile.model.boundary_bytes_per_sample * micro_batch_size,
+                flows=target.tensor_parallel,
             )
             self._one_way[key] = float("inf") if time_s is None else time_s
         return self._one_way[key]
 
     def hops(self, micro_batch_size: int) -> Floats:
-        """Both ways over the boundary below a stage of kind k to one of kind j, by [k, j] [s]."""
+        """Both ways over the boundary below a stage of option o to one of p, by [o, p] [s]."""
         if micro_batch_size not in self._hops:
-            num_kinds = range(len(self.kinds))
             self._hops[micro_batch_size] = np.array(
                 [
                     [
-                        self.one_way_s(k, j, micro_batch_size)
-                        + self.one_way_s(j, k, micro_batch_size)
-                        for j in num_kinds
+                        self.one_way_s(o.kind, p, micro_batch_size)
+                        + self.one_way_s(p.kind, o, micro_batch_size)
+                        for p in self.options
                     ]
-                    for k in num_kinds
+                    for o in self.options
                 ]
             )
         return self._hops[micro_batch_size]
 
     def seconds_a_sample(self, kind: int) -> float:
-        """Time of the whole model on one device of a kind, memory aside, at its best [s]."""
+        """Time of the whole model on one device of a kind, memory aside, at its best [s].
+
+        For a kind that has wider groups only, the time of a group times its devices.
+        """
         tables, device_type = self.model.tables, self.kinds[kind].device_type
         return min(
-            sum(tables.table(device_type, 1, b).times_s(0, self.num_blocks)) / b
+            sum(tables.table(device_type, o.tensor_parallel, b).times_s(0, self.num_blocks))
+            * o.tensor_parallel
+            / b
+            for o in self.options
             for b in self.micro_batch_sizes
-            if tables.has(device_type, 1, b)
+            if o.kind == kind
+            and not o.recompute
+            and tables.has(device_type, o.tensor_parallel, b)
         )
 
     # --- One template ------------------------------------------------------------------------
@@ -199,13 +301,13 @@ class Problem:
     def _make_times(self, template: Template) -> PipelineTimes:
         size = template.micro_batch_size
         stages = template.stages
-        costs = [self.costs(s.kind, size) for s in stages]
+        costs = [self.costs(s.option, size) for s in stages]
         pairs = list(itertools.pairwise(stages))
         return PipelineTimes(
             tuple(float(c.forward_s[s.start, s.stop]) for c, s in zip(costs, stages, strict=True)),
             tuple(float(c.backward_s[s.start, s.stop]) for c, s in zip(costs, stages, strict=True)),
-            tuple(self.one_way_s(a.kind, b.kind, size) for a, b in pairs),
-            tuple(self.one_way_s(b.kind, a.kind, size) for a, b in pairs),
+            tuple(self.one_way_s(a.kind, b.option, size) for a, b in pairs),
+            tuple(self.one_way_s(b.kind, a.option, size) for a, b in pairs),
         )
 
     def time_s(self, template: Template, micro_batches: int) -> float:
@@ -215,7 +317,7 @@ class Problem:
     def optimizer_s(self, template: Template) -> float:
         """Longest optimizer update of a template's stages [s]."""
         return max(
-            float(self.costs(s.kind, template.micro_batch_size).optimizer_s[s.start, s.stop])
+            float(self.costs(s.option, template.micro_batch_size).optimizer_s[s.start, s.stop])
             for s in template.stages
         )
 
@@ -229,7 +331,9 @@ class Problem:
         num_stages = len(template.stages)
         for s, stage in enumerate(template.stages):
             room = int(
-                self.costs(stage.kind, template.micro_batch_size).in_flight[stage.start, stage.stop]
+                self.costs(stage.option, template.micro_batch_size).in_flight[
+                    stage.start, stage.stop
+                ]
             )
             if room < num_in_flight(s, num_stages=num_stages, num_micro_batches=most):
                 most = room
@@ -259,7 +363,12 @@ class Problem:
         """An all-reduce over the fastest link between any two devices, as every hop [s]."""
         if num_parameters <= 0 or num_owners < 2:
             return 0.0
-        chunk = num_parameters * GRADIENT_BYTES / num_owners
+        num_bytes = num_parameters * GRADIENT_BYTES / num_owners
         names = [kind.device_type for kind in self.kinds]
-        times = [self.network.best_transfer_s(a, b, chunk) for a in names for b in names]
+        times = [
+            self.network.best_transfer_s(a, b, num_bytes / width, flows=width)
+            for a in names
+            for b in names
+            for width in {o.tensor_parallel for o in self.options}
+        ]
         return 2 * (num_owners - 1) * min((t for t in times if t is not None), default=0.0)
