@@ -204,16 +204,31 @@ class Network:
         )
 
     def best_transfer_s(
-        self, source_type: str, target_type: str, num_bytes: float, *, flows: int = 1
+        self,
+        source_type: str,
+        target_type: str,
+        num_bytes: float,
+        *,
+        flows: int = 1,
+        across_nodes: bool = False,
     ) -> float | None:
         """Time over the fastest connection between two devices of these types; None: no pair [s].
+
+        Of different nodes only, where ``across_nodes`` says so.
 
         No placement can do better, which is what makes bounds on it valid.
         """
         pair = (source_type, target_type)
         if pair not in self._between:
             self._between[pair] = self._paths_between(source_type, target_type)
-        return min((p.transfer_s(num_bytes, flows) for p in self._between[pair]), default=None)
+        return min(
+            (
+                p.transfer_s(num_bytes, flows)
+                for p in self._between[pair]
+                if p.is_shared or not across_nodes
+            ),
+            default=None,
+        )
 
     def _paths_between(self, source_type: str, target_type: str) -> tuple[Path, ...]:
         """The distinct connections between devices of two types."""
