@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from eth_cli.schedule import Op, pipeline_order
+_ULPS: Final = 4 * 2.0**-52
+"""Rounding, relative to a time, within which two states count as one shifted in time."""
 
 
 class ComputeStep(NamedTuple):
@@ -28,30 +29,20 @@ class ComputeStep(NamedTuple):
 def compute_steps(num_stages: int, num_micro_batches: int) -> tuple[ComputeStep, ...]:
     """The compute actions of `pipeline_order` in one order that respects every dependency.
 
-    Derived by executing the lists: a stage goes on until it needs a tensor that was not sent yet.
+    First every stage's forwards before its first backward. Then rounds, from the last stage up:
+    stage s runs the backward of micro-batch j, then its next forward, that of j + P - s. Its
+    activation left stage s - 1 in the round before; its gradient left stage s + 1 in this one.
     """
-    order = pipeline_order(num_stages, num_micro_batches)
-    position = [0] * num_stages
-    sent: set[tuple[int, Op, int]] = set()
-    steps: list[ComputeStep] = []
-    total = sum(len(actions) for actions in order)
-    while sum(position) < total:
-        before = sum(position)
-        for stage, actions in enumerate(order):
-            while position[stage] < len(actions):
-                _, op, micro_batch = actions[position[stage]]
-                if op is Op.FORWARD or op is Op.BACKWARD:
-                    is_forward = op is Op.FORWARD
-                    source = stage - 1 if is_forward else stage + 1
-                    send = Op.SEND_FORWARD if is_forward else Op.SEND_BACKWARD
-                    needs_input = 0 <= source < num_stages
-                    if needs_input and (source, send, micro_batch) not in sent:
-                        break
-                    steps.append(ComputeStep(stage, is_forward, micro_batch))
-                elif op is Op.SEND_FORWARD or op is Op.SEND_BACKWARD:
-                    sent.add((stage, op, micro_batch))
-                position[stage] += 1
-        assert sum(position) > before, "the action lists wait for each other"
+    steps = [
+        ComputeStep(stage, True, micro_batch)
+        for stage in range(num_stages)
+        for micro_batch in range(min(num_micro_batches, num_stages - stage))
+    ]
+    for micro_batch in range(num_micro_batches):
+        for stage in reversed(range(num_stages)):
+            steps.append(ComputeStep(stage, False, micro_batch))
+            if micro_batch + num_stages - stage < num_micro_batches:
+                steps.append(ComputeStep(stage, True, micro_batch + num_stages - stage))
     return tuple(steps)
 
 
@@ -84,18 +75,117 @@ class PipelineRun(NamedTuple):
 
 @lru_cache(maxsize=200_000)
 def run_pipeline(times: PipelineTimes, num_micro_batches: int) -> PipelineRun:
-    """Times of a pipeline that starts at 0, without recording its steps."""
-    return _run(times, num_micro_batches, None)
+    """Times of a pipeline that starts at 0, without its steps; equal to `trace_pipeline`'s.
+
+    Equal to rounding: once all states of a round are those of an earlier round, later by one
+    time, all that follows repeats (the system is linear in max and plus), and whole periods are
+    skipped. Until then, and in the last rounds, every step is run.
+    """
+    num_stages = len(times.forward_s)
+    state = _fill(times, num_micro_batches)
+    # Rounds in which every stage still has a forward to run; only these are alike.
+    full = max(0, num_micro_batches - num_stages)
+    history: list[tuple[float, ...]] = []
+    done = 0
+    while done < full:
+        _round(times, state, num_stages)
+        done += 1
+        now = (*state.free, *state.down, *state.up)
+        period, shift = _repeats(now, history)
+        skipped = (full - done) // period if period else 0
+        if period:
+            state.delay(skipped * shift)
+            for _ in range(full - done - skipped * period):
+                _round(times, state, num_stages)
+            break
+        history.append(now)
+        if len(history) > num_stages:
+            del history[0]
+    for micro_batch in range(full, num_micro_batches):
+        # The first stages have no forward left: stage s has while micro_batch + P - s < m.
+        _round(times, state, max(0, num_micro_batches - micro_batch - 1))
+    return PipelineRun(max(state.free), tuple(state.free), ())
+
+
+class _State:
+    """Where every stage and boundary stands between two rounds of `compute_steps` [s]."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.free = [0.0] * num_stages
+        # Arrival of the last activation sent down from a stage, and of the gradient sent up.
+        self.down = [0.0] * num_stages
+        self.up = [0.0] * num_stages
+
+    def delay(self, time_s: float) -> None:
+        """Move all of it by some time."""
+        self.free = [t + time_s for t in self.free]
+        self.down = [t + time_s for t in self.down]
+        self.up = [t + time_s for t in self.up]
+
+
+def _fill(times: PipelineTimes, num_micro_batches: int) -> _State:
+    """State after every stage's forwards before its first backward."""
+    num_stages = len(times.forward_s)
+    state = _State(num_stages)
+    arrived = [0.0] * num_micro_batches
+    for stage in range(num_stages):
+        free = sent = 0.0
+        send_s = times.send_forward_s[stage] if stage < num_stages - 1 else 0.0
+        for i in range(min(num_micro_batches, num_stages - stage)):
+            free = max(free, arrived[i]) + times.forward_s[stage]
+            sent = arrived[i] = max(free, sent) + send_s
+        state.free[stage], state.down[stage] = free, sent
+    return state
+
+
+def _round(times: PipelineTimes, state: _State, num_forwards: int) -> None:
+    """One backward of every stage, each of the last ``num_forwards`` stages then a forward."""
+    forward_s, backward_s, send_forward_s, send_backward_s = times
+    free, down, up = state.free, state.down, state.up
+    num_stages = len(free)
+    last = num_stages - 1
+    first_with_forward = num_stages - num_forwards
+    gradient = 0.0
+    for stage in range(last, -1, -1):
+        end = free[stage]
+        if gradient > end:
+            end = gradient
+        end += backward_s[stage]
+        if stage:
+            sent = up[stage]
+            if end > sent:
+                sent = end
+            gradient = up[stage] = sent + send_backward_s[stage - 1]
+        if stage >= first_with_forward:
+            if stage and down[stage - 1] > end:
+                end = down[stage - 1]
+            end += forward_s[stage]
+            if stage < last:
+                sent = down[stage]
+                if end > sent:
+                    sent = end
+                down[stage] = sent + send_forward_s[stage]
+        free[stage] = end
+
+
+def _repeats(now: tuple[float, ...], history: list[tuple[float, ...]]) -> tuple[int, float]:
+    """After how many rounds the state repeated and by how much later [s]; (0, 0.0): not yet."""
+    # The last stage's boundary down and the first's up do not exist: they stay at their times.
+    num_stages = len(now) // 3
+    parts = [i for i in range(len(now)) if i not in (2 * num_stages - 1, 2 * num_stages)]
+    near = _ULPS * max(now)
+    for period, before in enumerate(reversed(history), 1):
+        shift = now[0] - before[0]
+        if all(abs(now[i] - before[i] - shift) <= near for i in parts):
+            return period, shift
+    return 0, 0.0
 
 
 def trace_pipeline(times: PipelineTimes, num_micro_batches: int) -> PipelineRun:
-    """The same, with the start of every step."""
-    return _run(times, num_micro_batches, [])
-
-
-def _run(times: PipelineTimes, num_micro_batches: int, starts: list[float] | None) -> PipelineRun:
+    """The same with the start of every step, each of them run."""
     num_stages = len(times.forward_s)
     last = num_stages - 1
+    starts: list[float] = []
     forward_s, backward_s = times.forward_s, times.backward_s
     send_forward_s, send_backward_s = times.send_forward_s, times.send_backward_s
     free = [0.0] * num_stages
@@ -109,8 +199,7 @@ def _run(times: PipelineTimes, num_micro_batches: int, starts: list[float] | Non
         start = free[stage]
         if arrived > start:
             start = arrived
-        if starts is not None:
-            starts.append(start)
+        starts.append(start)
         if is_forward:
             end = start + forward_s[stage]
             if stage < last:
@@ -122,7 +211,7 @@ def _run(times: PipelineTimes, num_micro_batches: int, starts: list[float] | Non
                 sent = max(end, up_free[stage]) + send_backward_s[stage - 1]
                 up_free[stage] = gradient[stage - 1][micro_batch] = sent
         free[stage] = end
-    return PipelineRun(max(free), tuple(free), tuple(starts or ()))
+    return PipelineRun(max(free), tuple(free), tuple(starts))
 
 
 def period_s(times: PipelineTimes) -> float:
