@@ -1,4 +1,4 @@
-"""One pipeline in time: runs the very action lists of `eth_cli.schedule` over given durations.
+"""One pipeline in time: the compute order of `eth_cli.schedule` over given durations.
 
 Sends never block the sender. A forward or backward starts when its device is free and its input
 has arrived. A boundary carries one transfer at a time in each direction, in order. Transfers of
