@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from oracle.brute_force import BruteForce
 from oracle.instances import make_instance
+from oracle.memory_check import check_fits
 
 from eth_cli.errors import InfeasibleError
-from eth_cli.plan import Plan
-from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, search
 from eth_cli.search.simulate import simulate
 
@@ -62,44 +61,10 @@ def test_bound_without_a_proof_is_below_the_optimum() -> None:
     assert not_proved > 5
 
 
-def _peak_bytes(plan: Plan, profile: Profile, types: dict[str, str]) -> dict[str, float]:
-    """Memory of every device, computed apart from the product."""
-    peaks = {}
-    for pipeline in plan.pipelines:
-        num_stages = len(pipeline.stages)
-        for s, stage in enumerate(pipeline.stages):
-            (device,) = stage.devices
-            blocks = range(*stage.blocks)
-            parameters = sum(profile.model.parameters[b] for b in blocks)
-            for group in profile.model.tied_blocks:
-                uses = len(set(group) & set(blocks))
-                parameters -= max(0, uses - 1) * profile.model.tied_parameters
-            activations = 0
-            for b in blocks:
-                entry = profile.lookup(
-                    types[device],
-                    profile.model.kinds[b],
-                    tensor_parallel=1,
-                    micro_batch_size=pipeline.micro_batch_size,
-                )
-                assert entry is not None
-                activations += entry.activation_bytes
-            in_flight = min(pipeline.micro_batches, num_stages - s)
-            buffers = 2 * ((s > 0) + (s < num_stages - 1)) * pipeline.micro_batch_size
-            peaks[device] = (
-                profile.memory.bytes_per_parameter * parameters
-                + activations * in_flight
-                + buffers * profile.model.boundary_bytes_per_sample
-                + profile.process_bytes(types[device])
-            )
-    return peaks
-
-
 def test_case_36_no_device_over_its_memory_on_200_random_problems() -> None:
     num_plans = 0
     for seed in range(5_000, 5_260):
         cluster, profile, total = make_instance(seed, max_devices=5, max_blocks=6)
-        types = {d.id: d.type for d in cluster.devices.values()}
         for strategy in ("hpp", "even"):
             try:
                 report = search(
@@ -108,9 +73,7 @@ def test_case_36_no_device_over_its_memory_on_200_random_problems() -> None:
             except InfeasibleError:
                 continue
             num_plans += 1
-            for device, needed in _peak_bytes(report.plan, profile, types).items():
-                capacity = cluster.type_of(device).memory_bytes
-                assert needed <= capacity, f"seed {seed}, {strategy}: {device}"
+            check_fits(report.plan, profile, cluster)
             memory = report.plan.predicted
             assert memory is not None
             assert all(m.bytes <= m.capacity_bytes for m in memory.memory)
