@@ -164,13 +164,21 @@ class Network:
         return self.path(source, target).transfer_s(num_bytes, flows)
 
     def boundary_s(
-        self, sources: Sequence[Device], targets: Sequence[Device], num_bytes: float
+        self,
+        sources: Sequence[Device],
+        targets: Sequence[Device],
+        num_bytes: float,
+        *,
+        flows: int = 1,
     ) -> float:
         """Time for a boundary tensor to reach every device of the next stage's group [s].
 
         Every receiver gets the whole tensor from one sender, all of them at once.
+
+        Args:
+            flows: transfers at once on the busier NIC; at least one for each receiver is taken.
         """
-        flows = len(targets)
+        flows = max(flows, len(targets))
         return max(
             self.transfer_s(sources[i % len(sources)], target, num_bytes, flows=flows)
             for i, target in enumerate(targets)

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -61,6 +63,10 @@ class Evaluation(NamedTuple):
     """Length of every stage's update, by pipeline and stage."""
 
 
+_Flows = Counter[tuple[str, bool]]
+"""Transfers by node and whether they leave it (True) or enter it."""
+
+
 class CostModel:
     """Costs on one cluster with one profile. Remembers what it computed; has no other state."""
 
@@ -79,22 +85,43 @@ class CostModel:
         return table.times_s(stage.start, stage.stop, recompute=stage.recompute)
 
     def times(self, pipeline: PlacedPipeline) -> PipelineTimes:
-        """Durations that a pipeline's schedule runs with. Raises ConfigError."""
+        """Durations of a pipeline alone on the network: a lower bound. Raises ConfigError."""
+        return self._times(pipeline, Counter(), Counter())
+
+    def plan_times(self, pipelines: Sequence[PlacedPipeline]) -> tuple[PipelineTimes, ...]:
+        """Durations that a plan's schedules run with. Raises ConfigError.
+
+        Like pipelines run nearly in step, so all transfers of one direction (activations, or
+        gradients) that a NIC carries are taken to meet: each goes at the rate of the larger of the
+        numbers that leave the sender's node and that enter the receiver's.
+        """
+        down: _Flows = Counter()
+        up: _Flows = Counter()
+        for pipeline in pipelines:
+            for upper, lower in itertools.pairwise(pipeline.stages):
+                above, below = upper.devices[0].node, lower.devices[0].node
+                if above != below:
+                    down[above, True] += len(lower.devices)
+                    down[below, False] += len(lower.devices)
+                    up[below, True] += len(upper.devices)
+                    up[above, False] += len(upper.devices)
+        return tuple(self._times(pipeline, down, up) for pipeline in pipelines)
+
+    def _times(self, pipeline: PlacedPipeline, down: _Flows, up: _Flows) -> PipelineTimes:
         size = pipeline.micro_batch_size
         num_bytes = self.profile.model.boundary_bytes_per_sample * size
         compute = [self.stage_times_s(stage, size) for stage in pipeline.stages]
         groups = [stage.devices for stage in pipeline.stages]
+
+        def send_s(source: tuple[Device, ...], target: tuple[Device, ...], flows: _Flows) -> float:
+            at_once = max(flows[source[0].node, True], flows[target[0].node, False])
+            return self.network.boundary_s(source, target, num_bytes, flows=at_once)
+
         return PipelineTimes(
             tuple(forward for forward, _ in compute),
             tuple(backward for _, backward in compute),
-            tuple(
-                self.network.boundary_s(groups[s], groups[s + 1], num_bytes)
-                for s in range(len(groups) - 1)
-            ),
-            tuple(
-                self.network.boundary_s(groups[s + 1], groups[s], num_bytes)
-                for s in range(len(groups) - 1)
-            ),
+            tuple(send_s(upper, lower, down) for upper, lower in itertools.pairwise(groups)),
+            tuple(send_s(lower, upper, up) for upper, lower in itertools.pairwise(groups)),
         )
 
     def optimizer_s(self, device_type: str, tensor_parallel: int, start: int, stop: int) -> float:
@@ -151,7 +178,7 @@ class CostModel:
                 the rest of the backward; else each rank syncs after all of its backward.
             sharded_optimizer: whether the owners of a parameter split its update.
         """
-        times = tuple(self.times(pipeline) for pipeline in pipelines)
+        times = self.plan_times(pipelines)
         runs = tuple(
             run_pipeline(t, p.micro_batches) for t, p in zip(times, pipelines, strict=True)
         )
@@ -235,7 +262,7 @@ class CostModel:
         the bottleneck's work hides the filling, too short where sync queues up. No search goes by
         it: it is there as the independent check of `evaluate`.
         """
-        paces = [self.times(pipeline) for pipeline in pipelines]
+        paces = self.plan_times(pipelines)
         totals = [
             chain_s(t) + (p.micro_batches - 1) * period_s(t)
             for t, p in zip(paces, pipelines, strict=True)

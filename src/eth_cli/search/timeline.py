@@ -2,9 +2,8 @@
 
 Sends never block the sender. A forward or backward starts when its device is free and its input
 has arrived. A boundary carries one transfer at a time in each direction, in order. Transfers of
-different boundaries are not made to wait for each other, neither of one pipeline nor of several.
-Where they cross one NIC at the same moment this is too fast: equal pipelines placed by column run
-in lockstep, so their transfers do meet.
+different boundaries do not wait for each other; that they share NICs is in the durations given
+(`cost.CostModel.plan_times`).
 """
 
 from __future__ import annotations

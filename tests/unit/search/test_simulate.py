@@ -294,3 +294,17 @@ def test_gradients_travel_in_fp32_whatever_the_blocks_compute_in() -> None:
             cluster,
         )
         assert figures.terms["gradsync_s"] == 2 * 500 * 4 / 2 / 1_000
+
+
+def test_boundaries_of_several_pipelines_share_their_nodes_nics() -> None:
+    profile = profile_of(blocks={"x": [(1.0, 1.0), (1.0, 1.0)]}, boundary_bytes=10**8)
+    cluster = cluster_of({"x": 2}, {"x": 2}, inter=(0.25, 2e8))
+    model = CostModel(profile, cluster)
+    first = (2, [(0, 1, "n0:0"), (1, 2, "n1:0")])
+    second = (2, [(0, 1, "n0:1"), (1, 2, "n1:1")])
+    opposite = (2, [(0, 1, "n1:1"), (1, 2, "n0:1")])
+    for other, send_s in ((second, 0.25 + 1.0), (opposite, 0.25 + 0.5)):
+        pipelines = from_plan(plan_of(first, other), cluster)
+        for times in model.evaluate(pipelines).times:
+            assert times.send_forward_s == times.send_backward_s == (send_s,)
+        assert model.times(pipelines[0]).send_forward_s == (0.25 + 0.5,)
