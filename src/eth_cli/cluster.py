@@ -51,6 +51,9 @@ class DeviceType(Record):
     """CUDA compute capability, such as 8.0."""
     emulated: bool = False
     """Whether a paced CPU process plays this device."""
+    price_per_hour: Annotated[float | None, Field(gt=0, le=1e9, exclude=True)] = None
+    """Price of one device for an hour [$]. Not written anywhere and in no digest: a plan stays the
+    same plan when prices change."""
 
     def lacks_dtype(self, dtype: str) -> str | None:
         """Why the hardware cannot train in a dtype; None where it can or no figure tells.
@@ -63,6 +66,19 @@ class DeviceType(Record):
                 f"is too old: compute capability {capability} has no bf16 ({BF16_CAPABILITY} has)"
             )
         return None
+
+
+def catalogue_type(name: str) -> DeviceType | None:
+    """A type of the built-in catalogue; None: it has none of this name."""
+    known = catalogue.GPU_TYPES.get(name)
+    if known is None:
+        return None
+    return DeviceType(
+        memory_bytes=known.memory_bytes,
+        peak_flops=dict(known.peak_flops),
+        memory_bandwidth_bytes_per_s=known.memory_bandwidth_bytes_per_s,
+        compute_capability=known.compute_capability,
+    )
 
 
 class DeviceGroup(Record):

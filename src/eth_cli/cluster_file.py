@@ -24,6 +24,7 @@ from eth_cli.cluster import (
     Name,
     Network,
     Node,
+    catalogue_type,
 )
 from eth_cli.faults import did_you_mean, some_of
 from eth_cli.serde import FieldError, Record
@@ -67,6 +68,7 @@ class DeviceTypeEntry(Record):
     memory_bandwidth: _Rate | None = None
     compute_capability: Annotated[float, Field(gt=0)] | None = None
     emulated: bool = False
+    price_per_hour: Annotated[float | None, Field(gt=0, le=1e9)] = None
 
 
 class NodeEntry(Record):
@@ -236,18 +238,17 @@ class ClusterFile(Record):
 
 
 def _resolve_type(name: str, entry: DeviceTypeEntry) -> DeviceType:
-    known = catalogue.GPU_TYPES.get(name)
-    figures: dict[str, Any] = {
+    given: dict[str, Any] = {
         "memory_bytes": entry.memory,
-        "peak_flops": entry.peak,
+        "peak_flops": None if entry.peak is None else dict(entry.peak),
         "memory_bandwidth_bytes_per_s": entry.memory_bandwidth,
         "compute_capability": entry.compute_capability,
+        "emulated": entry.emulated,
+        "price_per_hour": entry.price_per_hour,
     }
-    for field, value in figures.items():
-        if value is None and known is not None:
-            figures[field] = getattr(known, field)
-    figures["peak_flops"] = dict(figures["peak_flops"] or {})
-    return DeviceType(emulated=entry.emulated, **figures)
+    figures = {field: value for field, value in given.items() if value is not None}
+    known = catalogue_type(name)
+    return DeviceType(**figures) if known is None else known.model_copy(update=figures)
 
 
 def read_cluster(path: str | Path) -> Cluster:
