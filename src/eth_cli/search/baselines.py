@@ -24,7 +24,7 @@ from eth_cli.search.memory import stage_memory
 from eth_cli.search.order import canonical_nodes
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.request import EVEN
-from eth_cli.search.templates import Floats, Problem
+from eth_cli.search.templates import Floats, Option, Problem
 from eth_cli.units import format_bytes, format_seconds
 
 Grid = tuple[tuple[Device, ...], ...]
@@ -131,7 +131,11 @@ def _fast_to_slow(problem: Problem) -> list[Device]:
     """Usable devices by the time of the whole model on one of them, then in nodes' order."""
     place = {name: i for i, name in enumerate(canonical_nodes(problem.model.cluster))}
     speed = {kind.device_type: problem.seconds_a_sample(k) for k, kind in enumerate(problem.kinds)}
-    usable = [d for d in problem.model.cluster.devices.values() if d.type in speed]
+    usable = [
+        d
+        for d in problem.model.cluster.devices.values()
+        if d.type in speed and d.id not in problem.excluded
+    ]
     return sorted(usable, key=lambda d: (speed[d.type], d.type, place[d.node]))
 
 
@@ -205,7 +209,7 @@ def _even(
         return f"the model has too few transformer blocks for {len(columns)} even stages"
     for s, (start, stop) in enumerate(cut):
         for k in columns[s]:
-            if problem.costs(k, b).in_flight[start, stop] < needs[s]:
+            if problem.costs(Option(k), b).in_flight[start, stop] < needs[s]:
                 return _lacks(problem, s, (start, stop), k, b, needs[s])
     return cut
 
@@ -239,7 +243,7 @@ def _balanced(
     for s, kinds in enumerate(columns):
         work = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
         for k in kinds:
-            costs = problem.costs(k, b)
+            costs = problem.costs(Option(k), b)
             work = np.maximum(work, np.where(costs.in_flight >= needs[s], costs.work_s, np.inf))
         works.append(work)
     pace = _suffixes(works, np.maximum)[0][0]

@@ -66,10 +66,7 @@ def work_bound_s(problem: Problem) -> float:
     rates: list[tuple[int, str, float]] = []
     for k in range(len(problem.kinds)):
         for sort in sorts:
-            block = kinds.index(sort)
-            rate = min(
-                (_block_s(problem, k, block, b) / b for b in problem.micro_batch_sizes),
-            )
+            rate = _device_s_a_sample(problem, k, kinds.index(sort))
             if rate < float("inf"):
                 rates.append((k, sort, rate))
                 unit_s = max(unit_s, rate)
@@ -95,12 +92,21 @@ def work_bound_s(problem: Problem) -> float:
     return result.bound * unit_s * problem.global_batch_size * (1 - _SOLVER_TOLERANCE)
 
 
-def _block_s(problem: Problem, kind: int, block: int, micro_batch_size: int) -> float:
+def _device_s_a_sample(problem: Problem, kind: int, block: int) -> float:
+    """Least device time of a sample through a block on a kind, at any width [s]."""
+    tables = problem.model.tables
     device_type = problem.kinds[kind].device_type
-    if not problem.model.tables.has(device_type, 1, micro_batch_size):
-        return float("inf")
-    table = problem.model.tables.table(device_type, 1, micro_batch_size)
-    return sum(table.times_s(block, block + 1))
+    return min(
+        (
+            sum(tables.table(device_type, o.tensor_parallel, b).times_s(block, block + 1))
+            * o.tensor_parallel
+            / b
+            for o in problem.options
+            for b in problem.micro_batch_sizes
+            if o.kind == kind and tables.has(device_type, o.tensor_parallel, b)
+        ),
+        default=float("inf"),
+    )
 
 
 def family_bound_s(problem: Problem, families: Families) -> float:

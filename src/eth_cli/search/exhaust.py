@@ -286,7 +286,9 @@ class Exhaustive:
             end_s = run_pipeline(model.times(pipeline), pipeline.micro_batches).end_s
             return end_s + exposed_s[i] + update_s < self.best.limit_s
 
-        for pipelines in placements(shares, problem.kinds, model.cluster, keep=keep):
+        for pipelines in placements(
+            shares, problem.kinds, model.cluster, keep=keep, excluded=problem.excluded
+        ):
             self._spend(_UNITS_OF_A_SIMULATION)
             self.best.offer(pipelines, model.evaluate(pipelines).step_time_s)
 
@@ -317,8 +319,15 @@ class _Builder:
         self.others = others
         problem = self.problem
         self.hops = problem.hops(micro_batch_size)
-        num_kinds = len(problem.kinds)
-        costs = [problem.costs(k, micro_batch_size) for k in range(num_kinds)]
+        self.options = problem.options
+        self.plain = [
+            self.options.index(o._replace(recompute=False))
+            if o.recompute and o._replace(recompute=False) in self.options
+            else None
+            for o in self.options
+        ]
+        """By option with recomputation the same without."""
+        costs = [problem.costs(o, micro_batch_size) for o in self.options]
         # Plain lists: single elements of arrays are slow to read.
         self.work = [c.work_s.tolist() for c in costs]
         self.room = [c.in_flight.tolist() for c in costs]
@@ -332,12 +341,13 @@ class _Builder:
 
     def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
         """Stages of every such template, first stage first."""
-        yield from self._extend([], [], self.problem.counts, self.problem.num_blocks, self.most)
+        yield from self._extend([], [], -1, self.problem.counts, self.problem.num_blocks, self.most)
 
     def _extend(
         self,
         stages: list[TemplateStage],
         loads: list[_Load],
+        below: int,
         left: Counts,
         start: int,
         most: int,
@@ -346,34 +356,41 @@ class _Builder:
 
         Args:
             loads: of these stages.
+            below: option of the first of them.
             left: devices not used yet.
             start: the first block that is placed.
             most: micro-batches that memory permits.
         """
         place = len(stages) + 1
-        for k, count in enumerate(left):
-            if count == 0:
+        for o, option in enumerate(self.options):
+            k, width, recompute = option
+            if left[k] < width:
                 continue
-            hop = float(self.hops[k, stages[0].kind]) if stages else 0.0
-            rest = (*left[:k], count - 1, *left[k + 1 :])
+            hop = float(self.hops[o, below]) if stages else 0.0
+            rest = (*left[:k], left[k] - width, *left[k + 1 :])
+            plain = self.plain[o]
             for first in range(start - 1, -1, -1):
-                room = self.room[k][first][start]
+                room = self.room[o][first][start]
                 if room == 0:
                     self.search.best.prune("memory")
                     continue
+                if plain is not None and self.room[plain][first][start] >= min(room, most, place):
+                    # The same without recomputation has room for as much, and is quicker.
+                    self.search.best.prune("dominated")
+                    continue
                 self.search._spend(1 + place // 3)
-                work = self.work[k][first][start]
+                work = self.work[o][first][start]
                 longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
-                longer.append(_Load(0.0, work, self.update[k][first][start]))
+                longer.append(_Load(0.0, work, self.update[o][first][start]))
                 fits = min(most, room) if room < place else most
                 if not self._can_help(longer, rest, first, fits):
                     self.search.best.prune("bound")
                     continue
-                stage = TemplateStage(k, first, start)
+                stage = TemplateStage(k, first, start, width, recompute)
                 if first == 0:
                     yield (stage, *stages), longer
                 elif sum(rest):
-                    yield from self._extend([stage, *stages], longer, rest, first, fits)
+                    yield from self._extend([stage, *stages], longer, o, rest, first, fits)
 
     def _can_help(self, loads: list[_Load], left: Counts, first: int, most: int) -> bool:
         """Whether a pipeline that ends so may be part of a better plan."""

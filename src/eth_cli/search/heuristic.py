@@ -14,7 +14,7 @@ from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
 from eth_cli.search.place import Share, place
 from eth_cli.search.shares import Worker, level
-from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+from eth_cli.search.templates import Counts, Option, Problem, Template, TemplateStage
 from eth_cli.search.timeline import Clock
 
 TARGETS = (1.0, 1.001, 1.003, 1.01, 1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.3, 4.0, float("inf"))
@@ -110,7 +110,13 @@ def offer_templates(problem: Problem, templates: Sequence[Template], best: Best)
         return False
     found = False
     for by_column in (False, True):
-        pipelines = place(shares, problem.kinds, problem.model.cluster, by_column=by_column)
+        pipelines = place(
+            shares,
+            problem.kinds,
+            problem.model.cluster,
+            by_column=by_column,
+            excluded=problem.excluded,
+        )
         if pipelines is not None:
             time_s = problem.model.evaluate(pipelines).step_time_s
             found = best.offer(pipelines, time_s) or found
@@ -148,28 +154,28 @@ def with_one_more(problem: Problem, templates: Sequence[Template], kind: int) ->
         others.remove(template)
         if len(template.stages) < problem.num_blocks:
             for at in range(len(template.stages) + 1):
-                kinds = [s.kind for s in template.stages]
-                kinds.insert(at, kind)
-                longer = recut(problem, kinds, template.micro_batch_size)
+                options = [s.option for s in template.stages]
+                options.insert(at, Option(kind))
+                longer = recut(problem, options, template.micro_batch_size)
                 if longer is not None:
                     offer_templates(problem, [*others, longer], best)
     for b in problem.micro_batch_sizes:
-        alone = recut(problem, [kind], b)
+        alone = recut(problem, [Option(kind)], b)
         if alone is not None:
             offer_templates(problem, [*templates, alone], best)
     return best
 
 
-def recut(problem: Problem, kinds: Sequence[int], micro_batch_size: int) -> Template | None:
-    """The cut over an ordered list of kinds with the least slowest stage; None: nothing fits.
+def recut(problem: Problem, options: Sequence[Option], micro_batch_size: int) -> Template | None:
+    """The cut over an ordered list of options with the least slowest stage; None: nothing fits.
 
     Exact, for stages that may hold as many micro-batches in flight as their place can ask for.
     """
-    num_stages = len(kinds)
+    num_stages = len(options)
     num_blocks = problem.num_blocks
     infinite = float("inf")
     most = problem.global_batch_size // micro_batch_size
-    costs = [problem.costs(k, micro_batch_size) for k in kinds]
+    costs = [problem.costs(o, micro_batch_size) for o in options]
     # best[start]: (slowest stage, stop of the first stage) of the stages from s on.
     best: list[tuple[float, int]] = [(infinite, 0)] * num_blocks + [(0.0, num_blocks)]
     tables = []
@@ -189,8 +195,8 @@ def recut(problem: Problem, kinds: Sequence[int], micro_batch_size: int) -> Temp
     if best[0][0] == infinite:
         return None
     stages, start = [], 0
-    for k, row in zip(kinds, reversed(tables), strict=True):
+    for option, row in zip(options, reversed(tables), strict=True):
         stop = row[start][1]
-        stages.append(TemplateStage(k, start, stop))
+        stages.append(TemplateStage(option.kind, start, stop, *option[1:]))
         start = stop
     return Template(micro_batch_size, tuple(stages))

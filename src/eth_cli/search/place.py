@@ -77,7 +77,12 @@ def _node_kinds(
 
 
 def place(
-    shares: Sequence[Share], kinds: Sequence[Kind], cluster: Cluster, *, by_column: bool = False
+    shares: Sequence[Share],
+    kinds: Sequence[Kind],
+    cluster: Cluster,
+    *,
+    by_column: bool = False,
+    excluded: Collection[str] = (),
 ) -> tuple[PlacedPipeline, ...] | None:
     """Devices for every stage; None: a tensor-parallel group found no node with room for it.
 
@@ -85,7 +90,7 @@ def place(
         by_column: place all first stages, then all second stages, which keeps the owners of a
             segment near each other; else pipeline by pipeline, which keeps neighbours near.
     """
-    free = Free(cluster)
+    free = Free(cluster, excluded)
     # Long pipelines first: they are the hardest to keep together.
     order = sorted(range(len(shares)), key=lambda i: -len(shares[i].template.stages))
     slots = [(i, s) for i in order for s in range(len(shares[i].template.stages))]
@@ -152,6 +157,7 @@ def placements(
     cluster: Cluster,
     *,
     keep: Callable[[int, PlacedPipeline], bool] = lambda _, __: True,
+    excluded: Collection[str] = (),
 ) -> Iterator[tuple[PlacedPipeline, ...]]:
     """Every placement up to renaming of what is alike: devices of a type in a node, nodes of the
     same devices and links, pipelines of the same template and share.
@@ -165,7 +171,7 @@ def placements(
         keep: asked of every pipeline, with its index, when its last stage is placed; no placement
             with one that it says no to comes out.
     """
-    free = Free(cluster)
+    free = Free(cluster, excluded)
     slots = [
         (i, kinds[stage.kind].device_type, stage.tensor_parallel)
         for i, share in enumerate(shares)

@@ -151,9 +151,12 @@ class _Search:
         check_dtype(profile, cluster)
         self.problem = Problem(
             self.model,
-            kinds=_kinds(cluster, self.unusable),
+            kinds=_kinds(cluster, self.unusable, options.excluded),
             micro_batch_sizes=self.sizes,
             global_batch_size=options.global_batch_size,
+            tensor_parallel=options.tensor_parallel,
+            recompute=options.recompute,
+            excluded=options.excluded,
         )
 
     def run(self) -> SearchReport:
@@ -236,7 +239,7 @@ class _Search:
 
     def _infeasible(self, *, is_proved: bool) -> InfeasibleError:
         # Where no stage fits any device: say what the least one lacks.
-        kinds = self.problem.kinds or _kinds(self.cluster, ())
+        kinds = self.problem.kinds or _kinds(self.cluster, (), self.options.excluded)
         return infeasible(
             self.model,
             kinds=kinds,
@@ -258,6 +261,7 @@ class _Search:
         pipelines = sorted(best.pipelines, key=lambda p: position[p.stages[0].devices[0].id])
         used = {d.id for p in pipelines for s in p.stages for d in s.devices}
         reasons = self.unusable | unused_reasons
+        excluded = self.options.excluded
         plan = Plan(
             schema_version=1,
             model=self.profile.model.name,
@@ -266,13 +270,16 @@ class _Search:
             global_batch_size=self.options.global_batch_size,
             pipelines=to_plan_pipelines(pipelines),
             unused_devices=tuple(
-                UnusedDevice(device=device.id, reason=reasons[device.type])
+                UnusedDevice(
+                    device=device.id,
+                    reason="excluded" if device.id in excluded else reasons[device.type],
+                )
                 for device in self.cluster.devices.values()
                 if device.id not in used
             ),
             provenance=Provenance(
                 digests={"cluster": self.cluster.digest(), "profile": self.profile.digest()},
-                options={k: v for k, v in asdict(self.options).items() if v is not None},
+                options=_as_json(asdict(self.options)),
                 version=eth_cli.__version__,
             ),
         )
@@ -315,13 +322,19 @@ _EXHAUSTIVE_COUNTS = 4096
 """Largest number of count vectors with which the exhaustive search is tried."""
 
 
-def _kinds(cluster: Cluster, left_out: Collection[str]) -> list[Kind]:
-    counts = Counter(device.type for device in cluster.devices.values())
+def _kinds(cluster: Cluster, left_out: Collection[str], excluded: Collection[str]) -> list[Kind]:
+    counts = Counter(d.type for d in cluster.devices.values() if d.id not in excluded)
     return [
         Kind(name, counts[name], cluster.device_types[name].memory_bytes)
         for name in sorted(counts)
         if name not in left_out
     ]
+
+
+def _as_json(options: dict[str, object]) -> dict[str, object]:
+    """Options that are set, sets as sorted lists; empty sets are not set."""
+    found = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in options.items()}
+    return {k: v for k, v in found.items() if v is not None and v != []}
 
 
 def _check(simulation: Simulation, best: Best) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eth_cli.search.bounds import family_bound_s, work_bound_s
-from eth_cli.search.capacity import CountSpace, Families, num_vectors
+from eth_cli.search.capacity import CountSpace, Families, num_vectors, steps_of
 from eth_cli.search.templates import Counts, Problem
 
 _FAMILY_OPERATIONS = 4e8
@@ -36,7 +36,7 @@ def choose_families(problem: Problem) -> FamilySet:
     every = tuple(range(len(problem.kinds)))
     bound_s = work_bound_s(problem)
     if _num_operations(problem, every, problem.max_stages) <= _FAMILY_OPERATIONS:
-        space = CountSpace(problem.counts, problem.max_stages)
+        space = CountSpace(problem.counts, problem.max_stages, steps_of(problem))
         families = Families(problem, space, max_grid=_GRID)
         bound_s = max(bound_s, family_bound_s(problem, families))
         return FamilySet(parts=(families,), is_complete=True, bound_s=bound_s)
@@ -45,7 +45,9 @@ def choose_families(problem: Problem) -> FamilySet:
     parts = [
         Families(
             problem,
-            CountSpace(_only(problem, kinds), _longest_within(problem, kinds, share)),
+            CountSpace(
+                _only(problem, kinds), _longest_within(problem, kinds, share), steps_of(problem)
+            ),
             max_grid=_GRID // 2,
         )
         for kinds in subsets
@@ -63,7 +65,11 @@ def _num_operations(problem: Problem, kinds: Sequence[int], max_stages: int) -> 
     counts = [problem.counts[k] for k in kinds]
     runs = sum(min(_GRID, problem.global_batch_size // b) for b in problem.micro_batch_sizes)
     cells = float((problem.num_blocks + 1) ** 2)
-    return num_vectors(counts, max_stages) * len(kinds) * cells * runs
+    # A vector of wide groups is in one level for every number of stages that it may be.
+    widest = max((o.tensor_parallel for o in problem.options), default=1)
+    options = sum(o.kind in kinds for o in problem.options)
+    levels = 1 if widest == 1 else max_stages
+    return num_vectors(counts, max_stages * widest) * levels * options * cells * runs
 
 
 def _longest_within(problem: Problem, kinds: Sequence[int], operations: float) -> int:

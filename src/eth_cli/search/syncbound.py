@@ -21,7 +21,7 @@ class SyncBound:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._buckets: dict[object, tuple[Bucket, ...]] = {}
-        self._rings: dict[tuple[tuple[int, ...], int], float] = {}
+        self._rings: dict[tuple[tuple[int, ...], int, int], float] = {}
 
     def exposed_s(self, templates: Sequence[Template]) -> list[float]:
         """By pipeline: time from the end of its last backward to that of its first stage's sync.
@@ -78,18 +78,24 @@ class SyncBound:
 
     def _ring_s(self, bucket: Bucket, templates: Sequence[Template]) -> float:
         """All-reduce of a bucket: no ring is faster than each owner's fastest link to another."""
-        kinds = tuple(sorted(templates[i].stages[s].kind for i, s in bucket.owners))
-        key = (kinds, bucket.num_parameters)
+        stages = [templates[i].stages[s] for i, s in bucket.owners]
+        kinds = tuple(sorted(stage.kind for stage in stages))
+        width = max(stage.tensor_parallel for stage in stages)
+        key = (kinds, width, bucket.num_parameters)
         time_s = self._rings.get(key)
         if time_s is None:
             problem = self.problem
             num_bytes = bucket.num_parameters * GRADIENT_BYTES
-            chunk = num_bytes / len(kinds)
+            # As many rings side by side as the widest group has devices.
+            chunk = num_bytes / (width * len(kinds))
             names = [problem.kinds[k].device_type for k in kinds]
             slowest = 0.0
             for at, name in enumerate(names):
                 others = {*names[:at], *names[at + 1 :]}
-                hops = [problem.network.best_transfer_s(name, other, chunk) for other in others]
+                hops = [
+                    problem.network.best_transfer_s(name, other, chunk, flows=width)
+                    for other in others
+                ]
                 slowest = max(slowest, min((h for h in hops if h is not None), default=0.0))
             time_s = self._rings[key] = 2 * (len(kinds) - 1) * slowest
         return time_s
