@@ -20,6 +20,7 @@ def infeasible(
     all_micro_batch_sizes: Sequence[int],
     global_batch_size: int,
     is_proved: bool,
+    recompute: bool = False,
 ) -> InfeasibleError:
     """The error for a search that found no plan.
 
@@ -30,9 +31,10 @@ def infeasible(
         kinds: the usable devices.
         micro_batch_sizes: those that were searched; others of the profile are a possible change.
         is_proved: whether it is certain that no plan exists.
+        recompute: whether stages were allowed to recompute activations.
     """
     verdict = "no plan exists" if is_proved else "no plan was found"
-    attempts = closest_fits(model, kinds, micro_batch_sizes, global_batch_size)
+    attempts = closest_fits(model, kinds, micro_batch_sizes, global_batch_size, recompute=recompute)
     if not attempts:
         binding = (
             f"the profile has no entries of {', '.join(k.device_type for k in kinds)} at "
@@ -62,7 +64,12 @@ def infeasible(
 
 
 def closest_fits(
-    model: CostModel, kinds: Sequence[Kind], micro_batch_sizes: Sequence[int], total: int
+    model: CostModel,
+    kinds: Sequence[Kind],
+    micro_batch_sizes: Sequence[int],
+    total: int,
+    *,
+    recompute: bool = False,
 ) -> list[tuple[Fit, Fitter]]:
     """By micro-batch size that the profile has: the closest single pipeline for the whole batch.
 
@@ -71,7 +78,11 @@ def closest_fits(
     sizes = [b for b in micro_batch_sizes if total % b == 0] or [
         b for b in micro_batch_sizes if b < total
     ]
-    fitters = [Fitter(model, kinds, micro_batch_size=b, micro_batches=total // b) for b in sizes]
+    fitters = [
+        Fitter(model, kinds, micro_batch_size=b, micro_batches=total // b, recompute=again)
+        for b in sizes
+        for again in ((False, True) if recompute else (False,))
+    ]
     return [(fit, fitter) for fitter in fitters if (fit := fitter.closest()) is not None]
 
 
@@ -105,7 +116,9 @@ def _changes(
     """Single changes after which one pipeline fits, nearest first; there is always one."""
     changes = []
     smaller = sorted((b for b in all_sizes if b < fitter.micro_batch_size), reverse=True)
-    for other, its_fitter in closest_fits(model, fitter.kinds, smaller, global_batch_size):
+    for other, its_fitter in closest_fits(
+        model, fitter.kinds, smaller, global_batch_size, recompute=fitter.recompute
+    ):
         b = its_fitter.micro_batch_size
         if other.lacking_bytes == 0 and global_batch_size % b == 0:
             changes.append(f"micro-batch size {b}")
@@ -117,10 +130,10 @@ def _changes(
         micro_batches=fitter.micro_batches,
         recompute=True,
     ).closest()
-    if recomputing is not None and recomputing.lacking_bytes == 0:
+    if not fitter.recompute and recomputing is not None and recomputing.lacking_bytes == 0:
         changes.append(
-            'recomputing activations ("recompute": true on the stages of a plan of your own; no '
-            "search tries it)"
+            "recomputing activations, which this search was not allowed to (leave out "
+            "--no-recompute)"
         )
     more = [
         (number, kind.capacity_bytes, kind.device_type)

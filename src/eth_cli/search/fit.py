@@ -173,7 +173,7 @@ class Fitter:
                 stop = int(reach[q - 2][rest]) if q > 1 else self.num_blocks
                 if self._first(k, self._in_flight(q), slack_bytes)[stop] == start:
                     break
-            stages.append(TemplateStage(k, start, stop))
+            stages.append(TemplateStage(k, start, stop, recompute=self.recompute))
             index = rest
         return tuple(stages)
 
@@ -190,7 +190,7 @@ class Fitter:
                 start = int(first[stop])
                 if start > self.num_blocks:
                     break
-                stages.insert(0, TemplateStage(k, start, stop))
+                stages.insert(0, TemplateStage(k, start, stop, recompute=self.recompute))
                 stop = start
                 if stop == 0:
                     return tuple(stages)

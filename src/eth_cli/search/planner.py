@@ -227,7 +227,13 @@ class _Search:
     def _offer_any(self, best: Best) -> None:
         """A single pipeline that fits, where there is one: the last resort for a first plan."""
         total = self.options.global_batch_size
-        for fit, fitter in closest_fits(self.model, self.problem.kinds, self.sizes, total):
+        for fit, fitter in closest_fits(
+            self.model,
+            self.problem.kinds,
+            self.sizes,
+            total,
+            recompute=self.options.recompute,
+        ):
             if fit.lacking_bytes == 0:
                 template = Template(fitter.micro_batch_size, fit.stages)
                 heuristic.offer_templates(self.problem, [template], best)
@@ -247,6 +253,7 @@ class _Search:
             all_micro_batch_sizes=self.profile.micro_batch_sizes,
             global_batch_size=self.options.global_batch_size,
             is_proved=is_proved,
+            recompute=self.options.recompute,
         )
 
     def _report(

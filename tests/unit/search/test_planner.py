@@ -274,7 +274,7 @@ def test_infeasible_names_type_stage_bytes_and_computed_changes() -> None:
     memory = {"fast": 175_000_000, "slow": 185_000_000}
     cluster = _with_memory(make_cluster(), memory)
     with pytest.raises(InfeasibleError) as caught:
-        _plan(cluster, profile, 8)
+        _plan(cluster, profile, 8, recompute=False)
     error = caught.value
     assert "bytes" in error.binding
     assert "are lacking" in error.binding
@@ -283,7 +283,7 @@ def test_infeasible_names_type_stage_bytes_and_computed_changes() -> None:
     assert more == "more"
     # What it suggests is true: with so many more devices of that type a plan exists.
     nodes = {"a": {"fast": 2}, "b": {"slow": 2}, "c": {device_type: int(number)}}
-    _plan(_with_memory(make_cluster(nodes=nodes), memory), profile, 8)
+    _plan(_with_memory(make_cluster(nodes=nodes), memory), profile, 8, recompute=False)
 
 
 def test_infeasible_suggests_a_smaller_micro_batch_and_recomputation_where_they_help() -> None:
@@ -294,10 +294,11 @@ def test_infeasible_suggests_a_smaller_micro_batch_and_recomputation_where_they_
     )
     cluster = cluster_of({"x": 2}, memory_bytes=1_000_000)
     with pytest.raises(InfeasibleError) as caught:
-        _plan(cluster, profile, 8, micro_batch_size=2)
+        _plan(cluster, profile, 8, micro_batch_size=2, recompute=False)
     assert "micro-batch size 1" in caught.value.suggestion
     assert "recomputing activations" in caught.value.suggestion
-    _plan(cluster, profile, 8, micro_batch_size=1)
+    _plan(cluster, profile, 8, micro_batch_size=1, recompute=False)
+    _plan(cluster, profile, 8, micro_batch_size=2)
 
 
 # --- Cases by number -----------------------------------------------------------------------------
