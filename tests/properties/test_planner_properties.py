@@ -89,7 +89,10 @@ def shapes(report: SearchReport, cluster: Cluster) -> list[str]:
             (
                 p.num_samples,
                 p.micro_batch_size,
-                [(s.blocks, s.recompute, [cluster.devices[d].type for d in s.devices])],
+                [
+                    (s.blocks, s.recompute, [cluster.devices[d].type for d in s.devices])
+                    for s in p.stages
+                ],
             )
         )
         for p in report.plan.pipelines
