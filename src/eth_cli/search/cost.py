@@ -76,7 +76,7 @@ class CostModel:
         self.tables = BlockTables(profile)
         self.network = Network(cluster, profile)
         self._buckets: dict[object, tuple[Bucket, ...]] = {}
-        self._rings: dict[tuple[Device, ...], Ring] = {}
+        self._rings: dict[tuple[tuple[Device, ...], ...], Ring] = {}
         self._optimizer: dict[tuple[str, int, int, int], float] = {}
 
     def stage_times_s(self, stage: PlacedStage, micro_batch_size: int) -> tuple[float, float]:
@@ -226,7 +226,7 @@ class CostModel:
         )
 
     def _ring(self, groups: Sequence[tuple[Device, ...]]) -> Ring:
-        key = tuple(device for group in groups for device in group)
+        key = tuple(groups)
         ring = self._rings.get(key)
         if ring is None:
             ring = self._rings[key] = self.network.ring(groups)
