@@ -35,6 +35,7 @@ from eth_cli.search.request import (
     micro_batch_sizes,
     unusable_types,
 )
+from eth_cli.search.scale import Scale
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import choose_families
 from eth_cli.search.templates import Kind, Problem, Template
@@ -200,13 +201,23 @@ class _Search:
             )
         families = choose_families(self.problem)
         bound_s = families.bound_s
-        heuristic.improve(self.problem, families.parts, best, bound_s=bound_s)
-        self._refine(starts, best)
         proved = False
-        if families.is_complete and best.limit_s > bound_s and self._may_exhaust():
-            proved = Exhaustive(
-                self.problem, families.parts[0], best, budget=self.options.budget
-            ).run()
+        if families.is_complete:
+            heuristic.improve(self.problem, families.parts, best, bound_s=bound_s)
+            self._refine(starts, best)
+            if best.limit_s > bound_s and self._may_exhaust() and not self._is_over():
+                proved = Exhaustive(
+                    self.problem, families.parts[0], best, budget=self.options.budget
+                ).run()
+        if not proved and not self._is_enough(best, bound_s):
+            scale = Scale(
+                self.problem,
+                best,
+                max_pipelines=self.options.max_pipelines,
+                is_over=self._is_over,
+            )
+            bound_s = max(bound_s, min(scale.run(), best.time_s))
+            self._refine(starts, best)
         if best.pipelines is None:
             self._offer_any(best)
         if best.pipelines is None:
@@ -215,6 +226,16 @@ class _Search:
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
         return self._report(best, bound_s, reasons, tuple(rivals))
+
+    def _is_over(self) -> bool:
+        """Whether the time that the caller allows has passed."""
+        limit_s = self.options.time_limit_s
+        return limit_s is not None and self.clock() - self.started_s >= limit_s
+
+    def _is_enough(self, best: Best, bound_s: float) -> bool:
+        """Whether the best plan is as near to the optimum as the caller asks for, or proved."""
+        most = 1 + (self.options.max_gap or 0.0)
+        return best.limit_s <= bound_s * most or self._is_over()
 
     def _refine(self, starts: list[tuple[PlacedPipeline, ...]], best: Best) -> None:
         """Climb from the best plan, and from those that look worse but have fewer segments."""
@@ -239,7 +260,7 @@ class _Search:
                 heuristic.offer_templates(self.problem, [template], best)
 
     def _may_exhaust(self) -> bool:
-        return math.prod(n + 1 for n in self.problem.counts) <= _EXHAUSTIVE_COUNTS
+        return sum(self.problem.counts) <= _EXHAUSTIVE_DEVICES
 
     # --- The answer ----------------------------------------------------------------------------
 
@@ -325,8 +346,8 @@ _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
-_EXHAUSTIVE_COUNTS = 4096
-"""Largest number of count vectors with which the exhaustive search is tried."""
+_EXHAUSTIVE_DEVICES = 9
+"""Devices up to which the exhaustive search is tried."""
 
 
 def _kinds(cluster: Cluster, left_out: Collection[str], excluded: Collection[str]) -> list[Kind]:

@@ -50,7 +50,7 @@ class SearchOptions:
     excluded: frozenset[str] = frozenset()
     """Ids of devices that no plan may use."""
     max_gap: float | None = None
-    """The search ends once the plan is proved to be within this of the optimum: step / bound - 1."""
+    """The search ends once the gap, step time / bound - 1, is proved to be at most this."""
     time_limit_s: float | None = None
     """The search ends with the best plan so far when the caller's clock says so [s]."""
     no_prune: frozenset[str] = frozenset()
@@ -98,10 +98,11 @@ def micro_batch_sizes(
         for b in profile.micro_batch_sizes
         if any(
             all(
-                profile.lookup(t, kind, tensor_parallel=1, micro_batch_size=b) is not None
+                profile.lookup(t, kind, tensor_parallel=width, micro_batch_size=b) is not None
                 for kind in kinds
             )
             for t in known
+            for width in profile.widths(t)
         )
     )
     listed = ", ".join(map(str, sizes)) or "none"
@@ -195,7 +196,12 @@ def unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
         if lacking is not None:
             reasons[name] = f"{name} {lacking}, and the profile is for {profile.dtype}"
             continue
-        tables = [model.tables.table(name, 1, b) for b in sizes if model.tables.has(name, 1, b)]
+        tables = [
+            model.tables.table(name, width, b)
+            for width in profile.widths(name)
+            for b in sizes
+            if model.tables.has(name, width, b)
+        ]
         if not tables:
             what = "no entry" if name not in profile.device_types else "not every block"
             reasons[name] = (
@@ -206,11 +212,17 @@ def unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
         least, block = min(
             (
                 stage_memory(
-                    profile, table, start=block, stop=block + 1, num_in_flight=1
+                    profile,
+                    table,
+                    start=block,
+                    stop=block + 1,
+                    num_in_flight=1,
+                    recompute=recompute,
                 ).total_bytes,
                 block,
             )
             for table in tables
+            for recompute in ((False, True) if table.can_recompute else (False,))
             for block in range(profile.model.num_blocks)
         )
         capacity = model.cluster.device_types[name].memory_bytes

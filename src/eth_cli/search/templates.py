@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What a stage may be made of: a tensor-parallel group of one kind, with recomputation or not."""
+    """What a stage may be made of: a group of devices of one kind, recomputing or not."""
 
     kind: int
     tensor_parallel: int = 1
@@ -284,9 +284,7 @@ class Problem:
             / b
             for o in self.options
             for b in self.micro_batch_sizes
-            if o.kind == kind
-            and not o.recompute
-            and tables.has(device_type, o.tensor_parallel, b)
+            if o.kind == kind and not o.recompute and tables.has(device_type, o.tensor_parallel, b)
         )
 
     # --- One template ------------------------------------------------------------------------

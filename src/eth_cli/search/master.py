@@ -1,0 +1,175 @@
+"""The master problem: which templates, how many of each, and what devices are worth.
+
+Within a step time U a column (a template) does ``b m(U)`` samples. The linear programme
+
+    maximize  sum_c b_c m_c(U) x_c
+    subject to  sum_c u_cr x_c <= n_r  for every resource r,  x >= 0
+
+tells what the devices can do at best with these columns, and its dual values are the prices of
+`pricing`. The smallest U at which that is the whole batch is where the columns are best mixed. The
+integer programme `rounded` makes whole pipelines and whole micro-batches of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pulp
+
+from eth_cli.search.pricing import Resource
+from eth_cli.search.solver import solve
+from eth_cli.search.templates import Template
+
+
+class Column(NamedTuple):
+    """A template with what it takes and what it does within some time."""
+
+    template: Template
+    uses: tuple[tuple[Resource, int], ...]
+    """Resources and how much of each one such pipeline takes."""
+    micro_batches: int
+    """Most that it finishes in time."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of those micro-batches."""
+        return self.template.micro_batch_size * self.micro_batches
+
+
+class Mix(NamedTuple):
+    """The best fractional mix of columns."""
+
+    samples: float
+    prices: dict[Resource, float]
+    """What one more of a resource would add [samples]."""
+    base_price: float
+    """What one more pipeline would add where their number is limited [samples]."""
+    amounts: tuple[float, ...]
+    """By column."""
+
+
+def undominated(columns: Sequence[Column]) -> list[Column]:
+    """Of columns that take the same, the one that does most; none that does nothing."""
+    best: dict[object, Column] = {}
+    for column in columns:
+        known = best.get(column.uses)
+        if column.micro_batches and (known is None or column.samples > known.samples):
+            best[column.uses] = column
+    return list(best.values())
+
+
+def best_mix(
+    columns: Sequence[Column], available: Mapping[Resource, int], max_pipelines: int | None
+) -> Mix | None:
+    """The linear programme's answer; None: the solver had none."""
+    if not columns:
+        return Mix(0.0, dict.fromkeys(available, 0.0), 0.0, ())
+    problem = pulp.LpProblem("mix", pulp.LpMaximize)
+    x = [pulp.LpVariable(f"x{c}", 0) for c in range(len(columns))]
+    problem += pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
+    rows = _limits(problem, x, columns, available, max_pipelines)
+    result = solve(problem, x)
+    if result.value is None:
+        return None
+    # Signs of duals depend on the solver; a resource is never worth less than nothing.
+    prices = {r: max(0.0, abs(rows[r].pi or 0.0)) for r in available}
+    base = rows["pipelines"].pi if "pipelines" in rows else 0.0
+    return Mix(result.value, prices, abs(base or 0.0), result.variables)
+
+
+def _limits(
+    problem: pulp.LpProblem,
+    x: Sequence[pulp.LpVariable],
+    columns: Sequence[Column],
+    available: Mapping[Resource, int],
+    max_pipelines: int | None,
+) -> dict[object, pulp.LpConstraint]:
+    terms: dict[Resource, list[tuple[pulp.LpVariable, int]]] = {r: [] for r in available}
+    for c, column in enumerate(columns):
+        for resource, amount in column.uses:
+            terms[resource].append((x[c], amount))
+    rows: dict[object, pulp.LpConstraint] = {}
+    for i, (resource, most) in enumerate(available.items()):
+        rows[resource] = pulp.LpAffineExpression(terms[resource]) <= most
+        problem.addConstraint(rows[resource], f"r{i}")
+    if max_pipelines is not None:
+        rows["pipelines"] = pulp.lpSum(x) <= max_pipelines
+        problem.addConstraint(rows["pipelines"], "pipelines")
+    return rows
+
+
+def rounded(
+    columns: Sequence[Column],
+    available: Mapping[Resource, int],
+    global_batch_size: int,
+    max_pipelines: int | None,
+) -> list[tuple[Template, int]] | None:
+    """Whole pipelines, each with its micro-batches, that do exactly the batch; None: none found.
+
+    Of all such answers one with most samples to spare, since real pipelines are a little slower.
+    The answer is checked here against every constraint.
+    """
+    if not columns:
+        return None
+    problem = pulp.LpProblem("rounded", pulp.LpMaximize)
+    x = [
+        pulp.LpVariable(f"x{c}", 0, min(available[r] // n for r, n in column.uses), cat="Integer")
+        for c, column in enumerate(columns)
+    ]
+    y = [
+        pulp.LpVariable(
+            f"y{c}", 0, global_batch_size // column.template.micro_batch_size, cat="Integer"
+        )
+        for c, column in enumerate(columns)
+    ]
+    problem += pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
+    _limits(problem, x, columns, available, max_pipelines)
+    problem += (
+        pulp.LpAffineExpression(
+            [(y[c], column.template.micro_batch_size) for c, column in enumerate(columns)]
+        )
+        == global_batch_size
+    )
+    for c, column in enumerate(columns):
+        problem += y[c] <= column.micro_batches * x[c]
+        problem += y[c] >= x[c]
+    result = solve(problem, [*x, *y], max_nodes=_MAX_NODES)
+    if not result.has_solution:
+        return None
+    numbers = [round(v) for v in result.variables]
+    chosen = _expanded(columns, numbers[: len(columns)], numbers[len(columns) :])
+    return chosen if _is_valid(chosen, columns, available, global_batch_size) else None
+
+
+_MAX_NODES = 100
+"""Branches of the integer programme: its columns are few and its optimum need not be proved."""
+
+
+def _expanded(
+    columns: Sequence[Column], x: Sequence[int], y: Sequence[int]
+) -> list[tuple[Template, int]]:
+    """One entry a pipeline; a column's micro-batches spread evenly over its pipelines."""
+    chosen = []
+    for column, number, micro_batches in zip(columns, x, y, strict=True):
+        if number > 0:
+            each, more = divmod(micro_batches, number)
+            chosen += [(column.template, each + (i < more)) for i in range(number)]
+    return chosen
+
+
+def _is_valid(
+    chosen: Sequence[tuple[Template, int]],
+    columns: Sequence[Column],
+    available: Mapping[Resource, int],
+    global_batch_size: int,
+) -> bool:
+    of = {column.template: column for column in columns}
+    left = dict(available)
+    for template, micro_batches in chosen:
+        if not 1 <= micro_batches <= of[template].micro_batches:
+            return False
+        for resource, amount in of[template].uses:
+            left[resource] -= amount
+    samples = sum(t.micro_batch_size * m for t, m in chosen)
+    return samples == global_batch_size and all(n >= 0 for n in left.values())

@@ -1,0 +1,390 @@
+"""Plans for any number of devices by column generation, and the bound that certifies them.
+
+Templates of one option start the master problem; its prices make `pricing` look for better, mixed
+ones, until none is worth more than what is known. What the master would do with fractions of
+pipelines is then made whole, placed and simulated. The cost grows with the kinds of devices and the
+blocks, hardly with the number of devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from eth_cli.search.comm import GRADIENT_BYTES
+from eth_cli.search.exhaust import Best
+from eth_cli.search.heuristic import offer_templates
+from eth_cli.search.master import Column, Mix, best_mix, rounded, undominated
+from eth_cli.search.pricing import Exploration, Pricing, Resource, Sync
+from eth_cli.search.templates import Problem, Template
+from eth_cli.search.timeline import Clock
+
+_MARGIN = 1e-6
+"""Relative: what rounding may add to a bound."""
+_ROUNDS = 8
+"""Rounds of column generation; most problems need two or three."""
+_NODES = 200
+"""Intervals that one round of pricing looks at."""
+_BOUND_NODES = 500
+"""Intervals that one attempt at a proof looks at."""
+_SEEDS = 400
+"""Templates of one option that the master starts with, best first."""
+_PROOFS = 4
+"""Attempts at a proof in each regime."""
+_FIRST_PART = 0.03
+"""Part below the master's time at which the first is made."""
+_FINE = 1.008
+"""Ratio of a time that failed to one that was proved below which no better one is looked for."""
+_SLACKS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.18, 1.28, 1.4, 1.7, 2.2, 3.5)
+"""Times that whole pipelines are made for, in units of the master's time."""
+_COLUMNS = 48
+"""Columns that the integer programme chooses from."""
+
+
+class Regime(NamedTuple):
+    """Plans by their number of pipelines, which decides what gradient sync they cannot avoid."""
+
+    name: str
+    most_pipelines: int
+    sync: Sync
+    only_whole_batch: bool = False
+    """Whether a pipeline has to do the whole batch: the regime of one."""
+
+
+class Scale:
+    """Column generation for one problem."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        best: Best,
+        *,
+        max_pipelines: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.problem = problem
+        self.best = best
+        self.is_over = is_over
+        self.pricing = Pricing(problem)
+        self.available: dict[Resource, int] = dict(problem.groups)
+        self.pool: dict[Template, _Entry] = {}
+        self.num_nodes = 0
+        self.regimes = self._regimes(max_pipelines)
+
+    def _regimes(self, max_pipelines: int | None) -> list[Regime]:
+        """One pipeline; so few that a node may hold all owners of a segment; more than that."""
+        size = self.problem.num_blocks + 1
+        num_devices = sum(self.problem.counts)
+        most = min(num_devices, max_pipelines or num_devices)
+        sizes = _node_sizes(self.problem)
+        few = min(most, max(sizes))
+        regimes = [Regime("one", 1, Sync(np.zeros((size, size))), only_whole_batch=True)]
+        if few > 1:
+            regimes.append(Regime("few", few, self._sync(2, across_nodes=False)))
+        if most > few:
+            regimes.append(Regime("many", most, self._sync(few + 1, across_nodes=True)))
+        return regimes
+
+    def _sync(self, num_pipelines: int, *, across_nodes: bool) -> Sync:
+        """For plans of at least so many pipelines: every bucket has at least as many owners."""
+        problem = self.problem
+        names = [kind.device_type for kind in problem.kinds]
+        widths = sorted({o.tensor_parallel for o in problem.options})
+        times: dict[int, float] = {}
+        size = problem.num_blocks + 1
+        seconds = np.zeros((size, size))
+        for start in range(problem.num_blocks):
+            for stop in range(start + 1, size):
+                count = problem.model.profile.model.stage_parameters(start, stop)
+                if count not in times:
+                    chunk = count * GRADIENT_BYTES / num_pipelines
+                    found = [
+                        problem.network.best_transfer_s(
+                            a, b, chunk / width, flows=width, across_nodes=across_nodes
+                        )
+                        for a in names
+                        for b in names
+                        for width in widths
+                    ]
+                    least = min((t for t in found if t is not None), default=0.0)
+                    times[count] = 2 * (num_pipelines - 1) * least if count else 0.0
+                seconds[start, stop] = times[count]
+        return Sync(seconds)
+
+    @cached_property
+    def speeds(self) -> dict[Resource, float]:
+        """Samples a second of a device of each kind: prices where there are no better ones."""
+        return {
+            (kind, width): 1 / self.problem.seconds_a_sample(kind) if width == 1 else 0.0
+            for kind, width in self.available
+        }
+
+    # --- Column generation ---------------------------------------------------------------------
+
+    def run(self) -> float:
+        """Offer the plans that come of it. No plan has a smaller step time than is returned [s]."""
+        for b in self.problem.micro_batch_sizes:
+            for template in self._seeds(self.pricing.uniform(b)):
+                self._add(template)
+        if not self.pool:
+            return 0.0
+        return min(self._run(regime) for regime in self.regimes)
+
+    def _run(self, regime: Regime) -> float:
+        target = _Target(self, regime)
+        target.meet()
+        for _ in range(_ROUNDS):
+            if self.is_over():
+                break
+            before = target.time_s
+            found = target.price_out(before * 0.998, _NODES)
+            added = [self._add(template) for template in found]
+            if not any(added):
+                break
+            target.meet()
+            if target.time_s > before * 0.999:
+                break
+        self._round(target)
+        return target.bound_s()
+
+    def _add(self, template: Template) -> bool:
+        if template in self.pool:
+            return False
+        most = self.problem.max_micro_batches(template)
+        if most < 1:
+            return False
+        self.pool[template] = _Entry(self, template, most)
+        return True
+
+    def _seeds(self, templates: Sequence[Template]) -> list[Template]:
+        """Templates that do most a second for each device, by a formula; all if they are few."""
+
+        def rate(template: Template) -> float:
+            works = [
+                float(
+                    self.problem.costs(s.option, template.micro_batch_size).work_s[s.start, s.stop]
+                )
+                for s in template.stages
+            ]
+            width = sum(s.tensor_parallel for s in template.stages)
+            return template.micro_batch_size / max(works) / width
+
+        return sorted(templates, key=rate, reverse=True)[:_SEEDS]
+
+    # --- Whole pipelines ------------------------------------------------------------------------
+
+    def _round(self, target: _Target) -> None:
+        stale = 0
+        seen: set[object] = set()
+        for slack in _SLACKS:
+            time_s = target.time_s * slack
+            if time_s >= self.best.limit_s or stale >= 3 or self.is_over():
+                break
+            chosen = rounded(
+                target.worthwhile(time_s),
+                self.available,
+                self.problem.global_batch_size,
+                target.regime.most_pipelines,
+            )
+            if chosen is None:
+                continue
+            templates = tuple(sorted(template for template, _ in chosen))
+            if templates in seen:
+                continue
+            seen.add(templates)
+            stale = 0 if offer_templates(self.problem, templates, self.best) else stale + 1
+
+
+class _Target:
+    """The master problem of one regime: the least time at which a mix of the pool is enough."""
+
+    def __init__(self, scale: Scale, regime: Regime) -> None:
+        self.scale = scale
+        self.regime = regime
+        self.time_s = math.inf
+        self.total = scale.problem.global_batch_size
+
+    def columns(self, time_s: float) -> list[Column]:
+        """What the pool's templates do within a time; dominated ones left out."""
+        found = []
+        for entry in self.scale.pool.values():
+            if not entry.fits_cluster:
+                continue
+            micro_batches = entry.micro_batches(time_s, self.regime)
+            if self.regime.only_whole_batch:
+                whole, rest = divmod(self.total, entry.template.micro_batch_size)
+                if rest or micro_batches < whole:
+                    continue
+                micro_batches = whole
+            found.append(Column(entry.template, entry.uses, micro_batches))
+        return undominated(found)
+
+    def mix(self, time_s: float) -> Mix | None:
+        """The best mix within a time."""
+        columns = self.columns(time_s)
+        return best_mix(columns, self.scale.available, self.regime.most_pipelines)
+
+    def meet(self) -> None:
+        """Set `time_s` to the least at which a mix does the batch, or infinity."""
+        high = min(self.time_s, self.scale.best.time_s * 1.5)
+        if not math.isfinite(high):
+            high = max(e.slowest_s(self.regime) for e in self.scale.pool.values())
+        if not self._is_enough(high):
+            return
+        low = high * 0.5
+        while self._is_enough(low):
+            high, low = low, low * 0.5
+        while high / low > 1.003:
+            middle = math.sqrt(high * low)
+            if self._is_enough(middle):
+                high = middle
+            else:
+                low = middle
+        self.time_s = high
+
+    def _is_enough(self, time_s: float) -> bool:
+        mix = self.mix(time_s)
+        return mix is not None and mix.samples >= self.total * (1 - _MARGIN)
+
+    def worthwhile(self, time_s: float) -> list[Column]:
+        """Columns closest to the best mix."""
+        columns = self.columns(time_s)
+        mix = best_mix(columns, self.scale.available, self.regime.most_pipelines)
+        if mix is None:
+            return columns[:_COLUMNS]
+
+        def price_of_a_sample(column: Column) -> float:
+            price = sum(mix.prices[r] * n for r, n in column.uses) + mix.base_price
+            return price / column.samples
+
+        return sorted(columns, key=price_of_a_sample)[:_COLUMNS]
+
+    def price_out(self, time_s: float, max_nodes: int) -> tuple[Template, ...]:
+        """Templates that are worth more than their price within a time."""
+        if not math.isfinite(time_s):
+            return ()
+        found = self._explore(time_s, max_nodes, stop_after=6)
+        return () if found is None else found.templates
+
+    def bound_s(self) -> float:
+        """No plan of the regime has a smaller step time than this or the best plan's [s].
+
+        Tries a few times, nearer to the best plan after each proof and farther after each failure.
+        """
+        best_s = self.scale.best.time_s
+        if not math.isfinite(best_s):
+            return 0.0
+        if self.time_s > best_s and self._is_proved(best_s):
+            return best_s
+        proved, failed = 0.0, min(self.time_s, best_s)
+        part = _FIRST_PART
+        for _ in range(_PROOFS):
+            time_s = failed * (1 - part) if proved == 0.0 else math.sqrt(proved * failed)
+            if self._is_proved(time_s):
+                proved = time_s
+            else:
+                failed = time_s
+                part *= 2
+            if proved and failed / proved < _FINE:
+                break
+        return proved
+
+    def _is_proved(self, time_s: float) -> bool:
+        """Whether no plan of the regime takes so little."""
+        found = self._explore(time_s, _BOUND_NODES, stop_after=1)
+        return found is not None and found.ratio < self._wanted
+
+    def _explore(self, time_s: float, max_nodes: int, stop_after: int) -> Exploration | None:
+        """Bound what any template does for its price; `_wanted` is what disproves the time.
+
+        ``samples <= ratio x (prices x devices + base price x pipelines)`` for any prices.
+        """
+        mix = self.mix(time_s)
+        available, most = self.scale.available, self.regime.most_pipelines
+        if mix is None or mix.samples <= 0:
+            # Nothing of the pool is of use: any prices may do, such as devices by their speed.
+            mix = Mix(0.0, self.scale.speeds, 0.0, ())
+        worth = sum(mix.prices[r] * n for r, n in available.items()) + mix.base_price * most
+        if worth <= 0:
+            return None
+        self._wanted = self.total / worth
+        found = self.scale.pricing.explore(
+            time_s,
+            mix.prices,
+            base_price=mix.base_price,
+            wanted=self._wanted * (1 - _MARGIN),
+            sync=self.regime.sync,
+            max_nodes=max_nodes,
+            only_whole_batch=self.regime.only_whole_batch,
+            stop_after=stop_after,
+        )
+        self.scale.num_nodes += found.num_nodes
+        self.scale.best.prune("bound", found.num_pruned)
+        return found
+
+
+class _Entry:
+    """A template of the pool with what is known of it."""
+
+    def __init__(self, scale: Scale, template: Template, most: int) -> None:
+        problem = scale.problem
+        self.template = template
+        self.most = most
+        uses: dict[Resource, int] = {}
+        for stage in template.stages:
+            for kind, width in scale.available:
+                if kind == stage.kind and width <= stage.tensor_parallel:
+                    uses[kind, width] = uses.get((kind, width), 0) + stage.tensor_parallel // width
+        self.uses = tuple(sorted(uses.items()))
+        self.fits_cluster = all(n <= scale.available[r] for r, n in self.uses)
+        self.clock = Clock(problem.times(template))
+        self.update_s = problem.optimizer_s(template)
+        self._after: dict[str, float] = {}
+
+    def after_s(self, regime: Regime) -> float:
+        """What comes after the pipeline's end at least: sync that nothing hides, and the update."""
+        if regime.name not in self._after:
+            times = self.clock.times
+            exposed = later = 0.0
+            for s, stage in enumerate(self.template.stages):
+                hidden = times.backward_s[s] + later
+                exposed = max(exposed, regime.sync.seconds[stage.start, stage.stop] - hidden)
+                later += times.backward_s[s]
+                if s < len(times.send_backward_s):
+                    later += times.send_backward_s[s]
+            self._after[regime.name] = exposed + self.update_s
+        return self._after[regime.name]
+
+    def slowest_s(self, regime: Regime) -> float:
+        """Step time with all micro-batches that it has memory for [s]."""
+        return self.clock(self.most) + self.after_s(regime)
+
+    def micro_batches(self, time_s: float, regime: Regime) -> int:
+        """Most micro-batches that it finishes within a step time."""
+        limit_s = time_s - self.after_s(regime)
+        clock = self.clock
+        if limit_s >= clock.steady_end_s:
+            more = int((limit_s - clock.steady_end_s) / clock.period_s)
+            return min(self.most, clock.steady + more)
+        low, high = 0, min(self.most, clock.steady)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if clock(middle) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _node_sizes(problem: Problem) -> list[int]:
+    """Usable devices of every node, all kinds together."""
+    sizes: dict[str, int] = {}
+    names = {kind.device_type for kind in problem.kinds}
+    for device in problem.model.cluster.devices.values():
+        if device.type in names and device.id not in problem.excluded:
+            sizes[device.node] = sizes.get(device.node, 0) + 1
+    return list(sizes.values())
