@@ -22,6 +22,7 @@ from eth_cli.env import EnvVars, is_debug
 from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
 
 STRATEGIES = ("hpp", "uneven-layers", "even")
+OBJECTIVES = ("step-time", "cost")
 BACKENDS = ("local", "ssh", "slurm", "kubernetes")
 
 INTERRUPTED = 130
@@ -58,10 +59,22 @@ app = typer.Typer(
 )
 
 
-def _count(option: str, metavar: str, help: str, *, least: int = 1, most: int = LARGEST) -> Any:
+SPACE, EFFORT, QUESTIONS = "Which plans", "How long to search", "Questions about the plan"
+"""Sections of the help of `eth plan`."""
+
+
+def _count(
+    option: str,
+    metavar: str,
+    help: str,
+    *,
+    least: int = 1,
+    most: int = LARGEST,
+    panel: str | None = None,
+) -> Any:
     """An option that takes a whole number."""
     parser = arguments.whole_number(option, least=least, most=most)
-    return typer.Option(option, parser=parser, metavar=metavar, help=help)
+    return typer.Option(option, parser=parser, metavar=metavar, help=help, rich_help_panel=panel)
 
 
 def _number(option: str, metavar: str, help: str) -> Any:
@@ -69,16 +82,25 @@ def _number(option: str, metavar: str, help: str) -> Any:
     return typer.Option(option, parser=arguments.real_number(option), metavar=metavar, help=help)
 
 
-def _choice(option: str, choices: Sequence[str], help: str) -> Any:
+def _duration(option: str, metavar: str, help: str, *, panel: str | None = None) -> Any:
+    """An option that takes a time with its unit."""
+    parser = arguments.duration(option)
+    return typer.Option(option, parser=parser, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+def _choice(option: str, choices: Sequence[str], help: str, *, panel: str | None = None) -> Any:
     """An option that takes one of a few words."""
     parser = arguments.choice(option, choices)
-    return typer.Option(option, parser=parser, metavar="|".join(choices), help=help)
+    words = "|".join(choices)
+    return typer.Option(option, parser=parser, metavar=words, help=help, rich_help_panel=panel)
 
 
-def _path(option: str, metavar: str, help: str, *names: str) -> Any:
+def _path(option: str, metavar: str, help: str, *names: str, panel: str | None = None) -> Any:
     """An option that takes a path."""
     parser = arguments.path(option)
-    return typer.Option(option, *names, parser=parser, metavar=metavar, help=help)
+    return typer.Option(
+        option, *names, parser=parser, metavar=metavar, help=help, rich_help_panel=panel
+    )
 
 
 def _path_argument(metavar: str, help: str) -> Any:
@@ -172,9 +194,105 @@ def plan(
     compare: Annotated[
         bool, typer.Option("--compare", help="Print all three strategies side by side.")
     ] = False,
+    max_pipelines: Annotated[
+        int | None, _count("--max-pipelines", "N", "At most so many pipelines.", panel=SPACE)
+    ] = None,
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="1,2",
+            help="Only these tensor-parallel widths; else all that the profile has.",
+            rich_help_panel=SPACE,
+        ),
+    ] = None,
+    no_recompute: Annotated[
+        bool,
+        typer.Option(
+            "--no-recompute", help="No stage recomputes activations.", rich_help_panel=SPACE
+        ),
+    ] = False,
+    sharded_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--sharded-optimizer",
+            help="Optimizer state is split over pipelines.",
+            rich_help_panel=SPACE,
+        ),
+    ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="DEVICE|NODE|TYPE",
+            help="Leave it out of the plan: a0:2, a0 or V100-16. Repeatable.",
+            rich_help_panel=SPACE,
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        _choice("--objective", OBJECTIVES, "What the plan has least of (step-time).", panel=SPACE),
+    ] = "step-time",
+    max_step_time: Annotated[
+        float | None,
+        _duration("--max-step-time", "2.5s", "With cost: no step may take longer.", panel=SPACE),
+    ] = None,
+    max_gap: Annotated[
+        float | None,
+        typer.Option(
+            "--max-gap",
+            parser=arguments.fraction("--max-gap"),
+            metavar="5%",
+            help="Stop once the plan is proved this near to the best possible.",
+            rich_help_panel=EFFORT,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        _duration("--time-limit", "10s", "Stop then, with the best plan so far.", panel=EFFORT),
+    ] = None,
+    no_prune: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--no-prune",
+            metavar="RULE",
+            help="Switch a pruning rule off, to measure it. Repeatable.",
+            rich_help_panel=EFFORT,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Say what limits the step, what memory decides and what would help.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="+4xL4",
+            help="Say what the step time becomes with more devices, or -2xT4 less. Repeatable.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = None,
+    frontier: Annotated[
+        bool,
+        typer.Option(
+            "--frontier",
+            help="Show step time against the number of devices.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
+    frontier_svg: Annotated[
+        Path | None,
+        _path("--frontier-svg", "FILE", "Draw the frontier as SVG.", panel=QUESTIONS),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the pipelines, cuts and shares that train the model fastest on the cluster."""
+    from eth_cli.commands.controls import Controls
     from eth_cli.commands.plan import run_plan_command
 
     run_plan_command(
@@ -189,6 +307,24 @@ def plan(
         compare=compare,
         as_json=as_json,
         output=output,
+        controls=Controls(
+            max_pipelines=max_pipelines,
+            tensor_parallel=None
+            if tensor_parallel is None
+            else arguments.whole_numbers("--tensor-parallel")(tensor_parallel),
+            recompute=not no_recompute,
+            sharded_optimizer=sharded_optimizer,
+            exclude=tuple(exclude or ()),
+            objective=objective,
+            max_step_time_s=max_step_time,
+            max_gap=max_gap,
+            time_limit_s=time_limit,
+            no_prune=tuple(no_prune or ()),
+            explain=explain,
+            what_if=tuple(arguments.changes("--what-if")(text) for text in what_if or ()),
+            frontier=frontier,
+            frontier_svg=frontier_svg,
+        ),
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from eth_cli import units
 from eth_cli.errors import ConfigError
 from eth_cli.faults import did_you_mean
 
@@ -61,6 +63,63 @@ def real_number(option: str, *, above: float = 0.0) -> Callable[[str | float], f
         if not math.isfinite(number) or number <= above:
             raise ConfigError.single(option, "", f"{text} must be finite and above {above:g}")
         return number
+
+    return parse
+
+
+def fraction(option: str) -> Callable[[str | float], float]:
+    """A parser of parts of a whole, as ``0.05`` or ``5%``, in [0, 1]."""
+
+    def parse(text: str | float) -> float:
+        shown = str(text).strip()
+        try:
+            number = float(shown.removesuffix("%")) / (100 if shown.endswith("%") else 1)
+        except ValueError:
+            raise ConfigError.single(
+                option, "", f"{shown[:40]!r} is not a number; write it like 0.05 or 5%"
+            ) from None
+        if not 0 <= number <= 1:
+            raise ConfigError.single(
+                option, "", f"{shown} must be from 0 to 1; write it like 0.05 or 5%"
+            )
+        return number
+
+    return parse
+
+
+def duration(option: str) -> Callable[[str | float], float]:
+    """A parser of times above 0 with their unit, such as ``10s`` or ``250ms`` [s]."""
+
+    def parse(text: str | float) -> float:
+        try:
+            time_s = units.parse_seconds(str(text))
+        except ValueError as error:
+            raise ConfigError.single(option, "", str(error)) from None
+        if time_s <= 0:
+            raise ConfigError.single(option, "", f"{text} must be above 0")
+        return time_s
+
+    return parse
+
+
+_CHANGE = re.compile(r"([+-])(\d{1,9})x([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+def changes(option: str) -> Callable[[str], tuple[tuple[int, str], ...]]:
+    """A parser of ``+4xL4,-2xV100-16``: numbers of devices that are added or taken away."""
+
+    def parse(text: str) -> tuple[tuple[int, str], ...]:
+        found = []
+        for part in str(text).split(","):
+            match = _CHANGE.fullmatch(part.strip())
+            if match is None or int(match[2]) == 0:
+                raise ConfigError.single(
+                    option,
+                    "",
+                    f"{part[:60]!r} is no change; write it like +4xL4, -2xV100-16 or -1xNODE",
+                )
+            found.append((int(match[1] + match[2]), match[3]))
+        return tuple(found)
 
     return parse
 

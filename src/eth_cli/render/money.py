@@ -8,15 +8,15 @@ from eth_cli.search.economics import Cost
 
 
 def money(amount: float) -> str:
-    """An amount with as many digits as it takes: ``$29.36``, ``$0.0124``."""
-    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3g}"
+    """An amount with as many digits as it takes: ``$29.36``, ``$0.00124``."""
+    return f"${amount:,.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.3g}"
 
 
 def tokens_per_dollar(cost: Cost) -> str:
     """Tokens for a dollar: ``1.25 M``."""
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if cost.tokens_per_dollar >= factor:
-            return f"{cost.tokens_per_dollar / factor:.3g} {unit}"
+            return f"{cost.tokens_per_dollar / factor:#.3g} {unit}"
     return f"{cost.tokens_per_dollar:.3g}"
 
 

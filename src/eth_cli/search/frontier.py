@@ -37,6 +37,8 @@ class Point:
     """Devices by type that the plan could have used."""
     used: Mapping[str, int]
     """Devices by type that it uses."""
+    left_out: frozenset[str]
+    """Devices that it could not use."""
     cost: Cost | None
     """None: a device that it uses has no price."""
 
@@ -210,6 +212,7 @@ class Explorer:
             report=report,
             offered=self._by_type(self.offered(counts)),
             used=self._by_type(place.device for place in report.plan.ranks),
+            left_out=self.left_out(counts),
             cost=cost_of(self.cluster, report.plan, report.step_time_s),
         )
 

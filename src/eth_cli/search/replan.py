@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.plan import UnusedDevice
 from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, SearchReport, search
 from eth_cli.search.simulate import simulate
@@ -16,6 +17,15 @@ Answer = SearchReport | InfeasibleError
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
+
+
+def saying_why(report: SearchReport, reasons: Mapping[str, str]) -> SearchReport:
+    """The report with other reasons why some devices are unused, by device id."""
+    unused = tuple(
+        UnusedDevice(device=u.device, reason=reasons.get(u.device, u.reason))
+        for u in report.plan.unused_devices
+    )
+    return replace(report, plan=report.plan.model_copy(update={"unused_devices": unused}))
 
 
 class Replanner:
