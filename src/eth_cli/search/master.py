@@ -104,11 +104,11 @@ def rounded(
     available: Mapping[Resource, int],
     global_batch_size: int,
     max_pipelines: int | None,
-) -> list[tuple[Template, int]] | None:
-    """Whole pipelines, each with its micro-batches, that do exactly the batch; None: none found.
+) -> list[Template] | None:
+    """Whole pipelines that can do the batch within the columns' time; None: none were found.
 
-    Of all such answers one with most samples to spare, since real pipelines are a little slower.
-    The answer is checked here against every constraint.
+    Of all such answers one with about the most samples to spare, since real pipelines are a
+    little slower. The answer is checked here against every constraint.
     """
     if not columns:
         return None
@@ -117,59 +117,28 @@ def rounded(
         pulp.LpVariable(f"x{c}", 0, min(available[r] // n for r, n in column.uses), cat="Integer")
         for c, column in enumerate(columns)
     ]
-    y = [
-        pulp.LpVariable(
-            f"y{c}", 0, global_batch_size // column.template.micro_batch_size, cat="Integer"
-        )
-        for c, column in enumerate(columns)
-    ]
-    problem += pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
+    samples = pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
+    problem += samples
+    problem += samples >= global_batch_size
     _limits(problem, x, columns, available, max_pipelines)
-    problem += (
-        pulp.LpAffineExpression(
-            [(y[c], column.template.micro_batch_size) for c, column in enumerate(columns)]
-        )
-        == global_batch_size
-    )
-    for c, column in enumerate(columns):
-        problem += y[c] <= column.micro_batches * x[c]
-        problem += y[c] >= x[c]
-    result = solve(problem, [*x, *y], max_nodes=_MAX_NODES)
+    result = solve(problem, x, max_nodes=_MAX_NODES, max_gap=_MAX_GAP)
     if not result.has_solution:
         return None
     numbers = [round(v) for v in result.variables]
-    chosen = _expanded(columns, numbers[: len(columns)], numbers[len(columns) :])
-    return chosen if _is_valid(chosen, columns, available, global_batch_size) else None
+    chosen = [column.template for column, n in zip(columns, numbers, strict=True) for _ in range(n)]
+    is_valid = (
+        sum(c.samples * n for c, n in zip(columns, numbers, strict=True)) >= global_batch_size
+        and all(
+            sum(dict(c.uses).get(resource, 0) * n for c, n in zip(columns, numbers, strict=True))
+            <= most
+            for resource, most in available.items()
+        )
+        and (max_pipelines is None or len(chosen) <= max_pipelines)
+    )
+    return chosen if is_valid else None
 
 
-_MAX_NODES = 100
+_MAX_NODES = 200
 """Branches of the integer programme: its columns are few and its optimum need not be proved."""
-
-
-def _expanded(
-    columns: Sequence[Column], x: Sequence[int], y: Sequence[int]
-) -> list[tuple[Template, int]]:
-    """One entry a pipeline; a column's micro-batches spread evenly over its pipelines."""
-    chosen = []
-    for column, number, micro_batches in zip(columns, x, y, strict=True):
-        if number > 0:
-            each, more = divmod(micro_batches, number)
-            chosen += [(column.template, each + (i < more)) for i in range(number)]
-    return chosen
-
-
-def _is_valid(
-    chosen: Sequence[tuple[Template, int]],
-    columns: Sequence[Column],
-    available: Mapping[Resource, int],
-    global_batch_size: int,
-) -> bool:
-    of = {column.template: column for column in columns}
-    left = dict(available)
-    for template, micro_batches in chosen:
-        if not 1 <= micro_batches <= of[template].micro_batches:
-            return False
-        for resource, amount in of[template].uses:
-            left[resource] -= amount
-    samples = sum(t.micro_batch_size * m for t, m in chosen)
-    return samples == global_batch_size and all(n >= 0 for n in left.values())
+_MAX_GAP = 0.003
+"""Gap at which the integer programme ends: more samples to spare than that are not worth it."""

@@ -311,7 +311,7 @@ class _Search:
                 version=eth_cli.__version__,
             ),
         )
-        simulation = simulate_with(self.model, plan)
+        simulation = simulate_with(self.model, plan, with_spans=False)
         _check(simulation, best)
         bound_s = min(bound_s, simulation.step_time_s)
         gap = simulation.step_time_s / bound_s - 1

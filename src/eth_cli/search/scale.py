@@ -41,7 +41,9 @@ _FINE = 1.008
 """Ratio of a time that failed to one that was proved below which no better one is looked for."""
 _SLACKS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.18, 1.28, 1.4, 1.7, 2.2, 3.5)
 """Times that whole pipelines are made for, in units of the master's time."""
-_COLUMNS = 48
+_MIXES = 4
+"""Mixes of whole pipelines that are tried after the first."""
+_COLUMNS = 32
 """Columns that the integer programme chooses from."""
 
 
@@ -178,25 +180,44 @@ class Scale:
     # --- Whole pipelines ------------------------------------------------------------------------
 
     def _round(self, target: _Target) -> None:
-        stale = 0
+        """Offer whole pipelines for times from the master's up, most for the first that are enough.
+
+        Real pipelines are slower than the master thinks, each mix by other transfers and sync, so
+        several are placed and simulated.
+        """
         seen: set[object] = set()
+        failed_s = target.time_s
+        num_found = 0
         for slack in _SLACKS:
             time_s = target.time_s * slack
-            if time_s >= self.best.limit_s or stale >= 3 or self.is_over():
-                break
-            chosen = rounded(
-                target.worthwhile(time_s),
-                self.available,
-                self.problem.global_batch_size,
-                target.regime.most_pipelines,
-            )
-            if chosen is None:
+            if time_s >= self.best.limit_s or num_found > _MIXES or self.is_over():
+                return
+            if not self._offer_rounded(target, time_s, seen):
+                failed_s = time_s
                 continue
-            templates = tuple(sorted(template for template, _ in chosen))
-            if templates in seen:
-                continue
+            num_found += 1
+            while num_found == 1 and time_s / failed_s > _FINE:
+                middle_s = math.sqrt(failed_s * time_s)
+                if self._offer_rounded(target, middle_s, seen):
+                    time_s = middle_s
+                else:
+                    failed_s = middle_s
+
+    def _offer_rounded(self, target: _Target, time_s: float, seen: set[object]) -> bool:
+        """Offer whole pipelines that do the batch within a time; whether there are any."""
+        chosen = rounded(
+            target.worthwhile(time_s),
+            self.available,
+            self.problem.global_batch_size,
+            target.regime.most_pipelines,
+        )
+        if chosen is None:
+            return False
+        templates = tuple(sorted(chosen))
+        if templates not in seen:
             seen.add(templates)
-            stale = 0 if offer_templates(self.problem, templates, self.best) else stale + 1
+            offer_templates(self.problem, templates, self.best)
+        return True
 
 
 class _Target:

@@ -79,7 +79,7 @@ class Simulation:
     pipeline_end_s: tuple[float, ...]
     """When each pipeline's last backward ends [s]."""
     spans: tuple[Span, ...]
-    """F, B, SYNC and OPTIMIZER of every rank, in order of start."""
+    """F, B, SYNC and OPTIMIZER of every rank, in order of start; empty unless asked for."""
     memory: tuple[DeviceMemory, ...]
     """Peak memory of every device that the plan uses, in rank order."""
     stages: tuple[StageFigures, ...]
@@ -117,8 +117,10 @@ def check_plan(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     profile.check_plan(plan, file="plan", source=f"the profile of {profile.model.name}")
 
 
-def simulate_with(model: CostModel, plan: Plan, *, overlap: bool = True) -> Simulation:
-    """The same for a plan that was checked, with a cost model at hand."""
+def simulate_with(
+    model: CostModel, plan: Plan, *, overlap: bool = True, with_spans: bool = True
+) -> Simulation:
+    """The same for a plan that was checked, with a cost model at hand; spans only if wanted."""
     pipelines = from_plan(plan, model.cluster)
     evaluation = model.evaluate(
         pipelines, overlap=overlap, sharded_optimizer=plan.sharded_optimizer
@@ -133,7 +135,7 @@ def simulate_with(model: CostModel, plan: Plan, *, overlap: bool = True) -> Simu
         terms={name: max(0.0, value) for name, value in terms.as_dict().items()},
         critical_pipeline=critical,
         pipeline_end_s=tuple(run.end_s for run in evaluation.runs),
-        spans=_spans(plan, pipelines, evaluation),
+        spans=_spans(plan, pipelines, evaluation) if with_spans else (),
         memory=memory,
         stages=stages,
         excesses=excesses,

@@ -79,14 +79,16 @@ class _QuietHiGHS(pulp.HiGHS):  # type: ignore[misc] # PuLP has no types
         return status, sol_status
 
 
-def _solvers(max_nodes: int) -> list[Any]:
+def _solvers(max_nodes: int, max_gap: float | None) -> list[Any]:
     found: list[Any] = []
     # One thread and a limit in nodes, not seconds: the same inputs give the same answer.
-    highs = _QuietHiGHS(msg=False, threads=1, random_seed=0, mip_max_nodes=max_nodes)
+    highs = _QuietHiGHS(
+        msg=False, threads=1, random_seed=0, mip_max_nodes=max_nodes, gapRel=max_gap
+    )
     if highs.available():
         found.append(highs)
     with suppress(pulp.PulpSolverError, AttributeError):
-        cbc = pulp.PULP_CBC_CMD(msg=False, threads=1, maxNodes=max_nodes)
+        cbc = pulp.PULP_CBC_CMD(msg=False, threads=1, maxNodes=max_nodes, gapRel=max_gap)
         if cbc.available():
             found.append(cbc)
     return found
@@ -97,14 +99,19 @@ def solve(
     variables: Sequence[pulp.LpVariable],
     *,
     max_nodes: int = 2_000,
+    max_gap: float | None = None,
     solvers: Sequence[Any] | None = None,
 ) -> SolverResult:
     """Solve with the first solver that gives an answer one can trust.
 
+    Args:
+        max_nodes: branches after which an integer programme ends with the best found.
+        max_gap: relative gap at which it may end, too; its ``bound`` is then not to be used.
+
     An ``infeasible`` of one solver is asked of the next one too, for solvers have been wrong.
     """
     last = SolverResult(status=Status.UNKNOWN)
-    for solver in _solvers(max_nodes) if solvers is None else solvers:
+    for solver in _solvers(max_nodes, max_gap) if solvers is None else solvers:
         try:
             problem.solve(solver)
         except pulp.PulpSolverError:
