@@ -137,20 +137,20 @@ def apply_changes(
 def _added(cluster: Cluster, change: Change) -> Cluster:
     model = cluster.nodes_by_name.get(change.name)
     types = dict(cluster.device_types)
-    if model is not None:
-        nodes = [model.devices] * change.number
-    else:
+    if model is None:
         types.setdefault(change.name, _type_named(cluster, change.name))
-        size = usual_node_size(cluster, change.name)
-        sizes = [size] * (change.number // size) + [change.number % size] * (
-            change.number % size > 0
-        )
-        nodes = [(DeviceGroup(type=change.name, count=n),) for n in sizes]
-    total = len(cluster.devices) + sum(group.count for groups in nodes for group in groups)
-    if total > MAX_DEVICES:
+    number = change.number * (1 if model is None else model.num_devices)
+    total = len(cluster.devices) + number
+    if total > MAX_DEVICES:  # Before so many are made.
         raise ConfigError.single(
             WHAT_IF, "", f"{change} makes {total} devices; at most {MAX_DEVICES} are planned for"
         )
+    if model is not None:
+        nodes = [model.devices] * change.number
+    else:
+        size = usual_node_size(cluster, change.name)
+        sizes = [size] * (number // size) + [number % size] * (number % size > 0)
+        nodes = [(DeviceGroup(type=change.name, count=n),) for n in sizes]
     if cluster.network.inter_node is None:
         raise ConfigError.single(
             WHAT_IF,
