@@ -174,7 +174,7 @@ def _rebuilt(cluster: Cluster, **changed: Any) -> Cluster:
 def _type_named(cluster: Cluster, name: str) -> DeviceType:
     known = cluster.device_types.get(name) or catalogue_type(name)
     if known is None:
-        types = _used_types(cluster)
+        types = sorted(cluster.device_types)
         choices = [*types, *catalogue.GPU_TYPES, *cluster.nodes_by_name]
         raise ConfigError.single(
             WHAT_IF,
