@@ -307,6 +307,27 @@ def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
     return list(best.values())
 
 
+def _fastest_s(problem: Problem, block: int, micro_batch_size: int) -> float:
+    """Forward and backward of a block on the device that is fastest at it, memory aside [s].
+
+    A block that fits no device on its own, with buffers to both sides, may still be part of a stage
+    at an end of the model, or of the whole model, which has fewer.
+    """
+    tables = problem.model.tables
+    return min(
+        (
+            sum(
+                tables.table(
+                    problem.kinds[o.kind].device_type, o.tensor_parallel, micro_batch_size
+                ).times_s(block, block + 1)
+            )
+            for o in problem.options
+            if tables.has(problem.kinds[o.kind].device_type, o.tensor_parallel, micro_batch_size)
+        ),
+        default=float("inf"),
+    )
+
+
 class _Builder:
     """All templates of one micro-batch size that might take part in a better plan."""
 
@@ -335,8 +356,7 @@ class _Builder:
         # At the very least, what lies before a stage takes each block's fastest device.
         self.before = [0.0]
         for block in range(problem.num_blocks):
-            fastest = min(work[block][block + 1] for work in self.work)
-            self.before.append(self.before[-1] + fastest)
+            self.before.append(self.before[-1] + _fastest_s(problem, block, micro_batch_size))
         self.most = problem.global_batch_size // micro_batch_size
 
     def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:

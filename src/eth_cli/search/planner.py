@@ -148,7 +148,7 @@ class _Search:
         self.started_s = self.clock()
         self.model = CostModel(profile, cluster)
         self.sizes = micro_batch_sizes(profile, cluster, options)
-        self.unusable = unusable_types(self.model, self.sizes)
+        self.unusable = unusable_types(self.model, self.sizes, options)
         check_dtype(profile, cluster)
         self.problem = Problem(
             self.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -187,48 +188,92 @@ def check_dtype(profile: Profile, cluster: Cluster) -> None:
         )
 
 
-def unusable_types(model: CostModel, sizes: Sequence[int]) -> dict[str, str]:
+def unusable_types(
+    model: CostModel, sizes: Sequence[int], options: SearchOptions
+) -> dict[str, str]:
     """Types of the cluster that no plan can use, and why."""
-    reasons = {}
-    profile = model.profile
+    found = {}
     for name in sorted({d.type for d in model.cluster.devices.values()}):
-        lacking = model.cluster.device_types[name].lacks_dtype(profile.dtype)
-        if lacking is not None:
-            reasons[name] = f"{name} {lacking}, and the profile is for {profile.dtype}"
-            continue
-        tables = [
-            model.tables.table(name, width, b)
-            for width in profile.widths(name)
-            for b in sizes
-            if model.tables.has(name, width, b)
-        ]
-        if not tables:
-            what = "no entry" if name not in profile.device_types else "not every block"
-            reasons[name] = (
-                f"the profile has {what} for {name} at micro-batch size "
-                f"{', '.join(map(str, sizes))}"
-            )
-            continue
-        least, block = min(
-            (
-                stage_memory(
-                    profile,
-                    table,
-                    start=block,
-                    stop=block + 1,
-                    num_in_flight=1,
-                    recompute=recompute,
-                ).total_bytes,
-                block,
-            )
-            for table in tables
-            for recompute in ((False, True) if table.can_recompute else (False,))
-            for block in range(profile.model.num_blocks)
+        reason = _why_unusable(model, name, sizes, options)
+        if reason is not None:
+            found[name] = reason
+    return found
+
+
+def _why_unusable(
+    model: CostModel, name: str, sizes: Sequence[int], options: SearchOptions
+) -> str | None:
+    profile = model.profile
+    lacking = model.cluster.device_types[name].lacks_dtype(profile.dtype)
+    if lacking is not None:
+        return f"{name} {lacking}, and the profile is for {profile.dtype}"
+    widths = sorted(
+        {w for w in profile.widths(name) for b in sizes if model.tables.has(name, w, b)}
+    )
+    if not widths:
+        what = "no entry" if name not in profile.device_types else "not every block"
+        listed = ", ".join(map(str, sizes))
+        return f"the profile has {what} for {name} at micro-batch size {listed}"
+    asked = options.tensor_parallel
+    allowed = [w for w in widths if asked is None or w in asked]
+    if not allowed:
+        return (
+            f"the profile has {name} at tensor-parallel width {_or(widths)} only, and the search "
+            f"is limited to {_or(asked or ())}"
         )
-        capacity = model.cluster.device_types[name].memory_bytes
-        if least > capacity:
-            reasons[name] = (
-                f"its memory is too small for any stage: block {block} alone needs "
-                f"{format_bytes(least)}, {name} has {format_bytes(capacity)}"
-            )
-    return reasons
+    in_nodes = Counter(
+        d.node
+        for d in model.cluster.devices.values()
+        if d.type == name and d.id not in options.excluded
+    )
+    most = max(in_nodes.values(), default=0)
+    if most and most < min(allowed):
+        return (
+            f"a stage of it needs {min(allowed)} {name} in one node (tensor-parallel width "
+            f"{_or(allowed)}), and no node has more than {most} that may be used"
+        )
+    # Where all are excluded that is the reason, and width does not matter.
+    fitting = [w for w in allowed if w <= most] or allowed
+    return _too_small(model, name, fitting, sizes, recompute=options.recompute)
+
+
+def _or(widths: Sequence[int]) -> str:
+    return " or ".join(map(str, sorted(set(widths))))
+
+
+def _too_small(
+    model: CostModel, name: str, widths: Sequence[int], sizes: Sequence[int], *, recompute: bool
+) -> str | None:
+    """Why the memory of a type has no room for any stage; None: it has.
+
+    A stage of fewer blocks needs no more, except that it may have a neighbour more. One that ends
+    or begins where the model does has as few as its first or last block alone, so single blocks and
+    the whole model, which has no neighbour, are all that has to be looked at.
+    """
+    num_blocks = model.profile.model.num_blocks
+    stages = [(block, block + 1) for block in range(num_blocks)] + [(0, num_blocks)]
+    tables = [
+        model.tables.table(name, width, b)
+        for width in widths
+        for b in sizes
+        if model.tables.has(name, width, b)
+    ]
+    least, (start, stop) = min(
+        (
+            stage_memory(
+                model.profile, table, start=start, stop=stop, num_in_flight=1, recompute=again
+            ).total_bytes,
+            (start, stop),
+        )
+        for table in tables
+        for again in ((False, True) if recompute and table.can_recompute else (False,))
+        for start, stop in stages
+    )
+    capacity = model.cluster.device_types[name].memory_bytes
+    if least <= capacity:
+        return None
+    what = f"block {start} alone" if stop - start == 1 else "the whole model, with no neighbour,"
+    return (
+        f"its memory is too small for any stage: {what} needs {format_bytes(least)}, {name} has "
+        f"{format_bytes(capacity)}"
+    )
