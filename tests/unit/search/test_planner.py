@@ -205,6 +205,47 @@ def test_memory_too_small_for_any_stage_is_the_reason() -> None:
     assert all("memory is too small for any stage" in u.reason for u in report.plan.unused_devices)
 
 
+def test_whole_model_is_planned_where_no_block_alone_has_room_for_its_boundaries() -> None:
+    # Whole: 64 B of parameters, 20 B of activations, 77 B of process. A block alone, with one
+    # neighbour at least: 2 x 1,000 B of buffers.
+    profile = profile_of(
+        blocks={"A": [(1.0, 2.0)] * 2},
+        parameters=[2, 2],
+        activations=[10, 10],
+        boundary_bytes=1_000,
+    )
+    report = _plan(cluster_of({"A": 1}, {"A": 1}, memory_bytes=161), profile, 4, recompute=False)
+    assert [len(p.stages) for p in report.plan.pipelines] == [1, 1]
+    assert report.status == "optimal"
+    with pytest.raises(InfeasibleError):
+        _plan(cluster_of({"A": 1}, {"A": 1}, memory_bytes=160), profile, 4, recompute=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (None, "a stage of it needs 2 B in one node (tensor-parallel width 2), and no node has"),
+        ((1,), "the profile has B at tensor-parallel width 2 only, and the search is limited to 1"),
+    ],
+)
+def test_type_without_a_usable_width_is_unused_with_the_reason(
+    asked: tuple[int, ...] | None, reason: str
+) -> None:
+    both = profile_of(blocks={"A": [(1.0, 2.0)] * 2, "B": [(1.0, 2.0)] * 2}, tensor_parallel=(1, 2))
+    profile = both.model_copy(
+        update={
+            "compute": tuple(
+                e for e in both.compute if (e.device, e.tensor_parallel) in {("A", 1), ("B", 2)}
+            )
+        }
+    )
+    nodes = [{"A": 1}, {"B": 1}, {"B": 1}] if asked is None else [{"A": 1}, {"B": 2}]
+    report = _plan(cluster_of(*nodes), profile, 4, tensor_parallel=asked)
+    found = {u.reason for u in report.plan.unused_devices}
+    assert len(found) == 1
+    assert reason in found.pop()
+
+
 def test_device_that_would_slow_the_plan_is_left_out_with_both_times() -> None:
     profile = profile_of(
         blocks={"x": [(0.001, 0.002)] * 3, "y": [(5.0, 9.0)] * 3}, boundary_bytes=1_000
