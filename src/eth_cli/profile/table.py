@@ -170,6 +170,9 @@ class ComputeEntry(Record):
     """Saved for the backward of this micro-batch, per device [bytes]."""
     recompute_activation_bytes: NumBytes | None = None
     """The same with recomputation: the block's input [bytes]."""
+    workspace_bytes: NumBytes | None = None
+    """Held only while the block runs, per device: gradients of its activations, buffers of its
+    kernels; absent: nothing is known of it [bytes]."""
     source: str = "given"
     """measured, analytic, or where a user's figure comes from."""
     forward_spread_s: Seconds | None = None

@@ -50,6 +50,7 @@ class BlockTable:
         self._backward_s = [e.backward_s for e in blocks]
         self._activation_bytes = [e.activation_bytes for e in blocks]
         self._recompute_bytes = [e.recompute_activation_bytes for e in blocks]
+        self._workspace_bytes = [e.workspace_bytes or 0 for e in blocks]
         self._times: dict[tuple[int, int, bool], tuple[float, float]] = {}
         self._activations: dict[tuple[int, int], int] = {}
 
@@ -77,6 +78,10 @@ class BlockTable:
     def largest_activation_bytes(self, start: int, stop: int) -> int:
         """Saved by the block of the stage that saves most [bytes]."""
         return max(self._activation_bytes[start:stop])
+
+    def largest_workspace_bytes(self, start: int, stop: int) -> int:
+        """Held by the block of the stage that needs most while it runs [bytes]."""
+        return max(self._workspace_bytes[start:stop])
 
     @property
     def can_recompute(self) -> bool:

@@ -1,7 +1,7 @@
 """Peak memory of one device of a stage. One formula, one function, every term named.
 
-What it leaves out: fragmentation of the allocator and workspaces of single kernels; a profile's
-``process_bytes`` (per device type) is where a measured constant for them belongs.
+What it leaves out: fragmentation of the allocator; a profile's ``process_bytes`` (per device type)
+is where a measured constant for it belongs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class StageMemory:
     """Buffers towards each neighbouring stage: one to send and one to receive."""
     process_bytes: int
     """The process itself, before it holds any block; communication buffers included."""
+    workspace_bytes: int = 0
+    """What the neediest block holds only while it runs. Blocks of a stage run one at a time, so
+    the largest counts, once."""
 
     @property
     def total_bytes(self) -> int:
@@ -38,6 +41,7 @@ class StageMemory:
             + self.recompute_bytes
             + self.boundary_bytes
             + self.process_bytes
+            + self.workspace_bytes
         )
 
 
@@ -80,6 +84,7 @@ def stage_memory(
         * model.boundary_bytes_per_sample
         * table.micro_batch_size,
         process_bytes=profile.process_bytes(table.device_type),
+        workspace_bytes=table.largest_workspace_bytes(start, stop),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from unit.search.problems import profile_of
 
+from eth_cli.profile.table import Profile
 from eth_cli.search.blocks import BlockTables
-from eth_cli.search.memory import max_in_flight, stage_memory
+from eth_cli.search.memory import StageMemory, max_in_flight, stage_memory
 
 PROFILE = profile_of(
     blocks={"x": [(1.0, 2.0), (1.5, 2.5), (1.7, 2.9)]},
@@ -57,3 +58,21 @@ def test_max_in_flight_is_the_largest_number_that_fits(capacity: int, recompute:
         assert total(most) <= capacity
     if most < 9:
         assert total(most + 1) > capacity
+
+
+def test_of_the_workspaces_of_a_stage_the_largest_counts_once() -> None:
+    workspaces = {kind: 1_000 + 7 * b for b, kind in enumerate(PROFILE.model.kinds)}
+    compute = tuple(
+        e.model_copy(update={"workspace_bytes": workspaces[e.block]}) for e in PROFILE.compute
+    )
+    profile = Profile(**(dict(PROFILE) | {"compute": compute}))
+
+    def memory(of: Profile, stop: int) -> StageMemory:
+        table = BlockTables(of).table("x", 1, 3)
+        return stage_memory(of, table, start=0, stop=stop, num_in_flight=2)
+
+    for stop in (1, 2, 3):
+        assert memory(profile, stop).workspace_bytes == 1_000 + 7 * (stop - 1)
+        assert memory(profile, stop).total_bytes - memory(PROFILE, stop).total_bytes == (
+            1_000 + 7 * (stop - 1)
+        )
