@@ -8,7 +8,6 @@ Here they are therefore part of the stages' times. With tensor parallelism each 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,19 @@ GH200_PROCESS_BYTES = 5_060_000_000
 """Context and allocator reserve on GH200, as the reference states."""
 PROCESS_BYTES = {False: 2_000_000_000, True: 3_000_000_000}
 """Elsewhere, by whether there is tensor parallelism: what the reference's planner reserves."""
+ACCUMULATION_PASSES = 3
+"""Adding a micro-batch's gradients to those before it reads both and writes the sum. The profile
+is of single micro-batches, whose gradients are only written."""
+MEMORY_BYTES_PER_S = {
+    "GH-96": 4.0e12,
+    "RTX-3090": 936e9,
+    "RTX-2080": 616e9,
+    "Titan-RTX": 672e9,
+    "A100-40": 1555e9,
+    "A100-80": 2039e9,
+    "V100-16": 900e9,
+}
+"""Data sheets; the 11 GB of RTX-2080 are those of an RTX 2080 Ti."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +136,9 @@ def _profile(
     ids: list[list[tuple[str, ...]]],
 ) -> Profile:
     model, size, stages = case["model"], case["micro_batch_size"], case["stages"]
+    micro_batches = case["micro_batches_per_pipeline"]
     sizes = reference.memory(model, width)
-    entries = {gpu: reference.times(model, gpu, width, size) for gpu in gpus}
+    entries = {gpu: reference.monotone_times(model, gpu, width, size) for gpu in gpus}
     if None in entries.values() or num_layers > len(sizes["params_floats"]):
         raise ValueError("the reference has no profile of it")
     compute = []
@@ -135,7 +148,14 @@ def _profile(
             entry = reference.compute(
                 model, layer, f"layer-{layer}", gpu, width, size, entries[gpu]
             )
-            extra = transfers[gpu, layer]
+            extra = transfers.get((gpu, layer), 0.0)
+            adding_s = (
+                sizes["params_bytes"][layer]
+                * ACCUMULATION_PASSES
+                / MEMORY_BYTES_PER_S[gpu]
+                * (micro_batches - 1)
+                / micro_batches
+            )
             first = any(i and layer == s["layers"][0] for i, s in enumerate(stages))
             # The input of a later stage came over the network: no layer's growth holds it.
             held = sizes["act_output_bytes"][layer - 1] * size if first else 0
@@ -144,7 +164,7 @@ def _profile(
                     update={
                         # Half of them go with forwards, half with backwards.
                         "forward_s": entry.forward_s + extra / 2,
-                        "backward_s": entry.backward_s + extra / 2,
+                        "backward_s": entry.backward_s + extra / 2 + adding_s,
                         "activation_bytes": entry.activation_bytes + held,
                     }
                 )
@@ -181,13 +201,13 @@ def _profile(
 
 def _transfers(
     reference: Reference, case: Any, width: int, ids: list[list[tuple[str, ...]]]
-) -> Counter[tuple[str, int]]:
+) -> dict[tuple[str, int], float]:
     """Time that both ways over a boundary take from its two stages, by (type, layer) [s].
 
     It is added to the last layer before the boundary and to the first behind it. Where replicas
     of one type have unlike neighbours, that of the slowest.
     """
-    found: Counter[tuple[str, int]] = Counter()
+    found: dict[tuple[str, int], float] = {}
     stages = case["stages"]
     sizes = reference.memory(case["model"], width)["act_output_bytes"]
     for i in range(len(stages) - 1):
@@ -205,7 +225,7 @@ def _transfers(
                 )
             )
             for gpu, at in ((above["gpu"], layer), (below["gpu"], layer + 1)):
-                found[gpu, at] = max(found[gpu, at], both_s)
+                found[gpu, at] = max(found.get((gpu, at), 0.0), both_s)
     return found
 
 
