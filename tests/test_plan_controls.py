@@ -71,8 +71,6 @@ PRICED = BASE.replace("cluster.yaml", "priced.yaml")
         ("--time-limit 10", "--time-limit: '10' has no unit; use one of ns, us, ms, s"),
         ("--time-limit 0s", "--time-limit: 0s must be above 0"),
         ("--time-limit 10GB", "--time-limit: '10GB' has no unit that is a time"),
-        ("--no-prune bounds", "'bounds' is not one of bound, dominated, symmetry (did you mean"),
-        ("--no-prune memory", "--no-prune: 'memory' is not one of bound, dominated, symmetry"),
         ("--objective price", "--objective: 'price' is not one of step-time, cost"),
         ("--objective cost", "cluster.yaml: device_types.fast.price_per_hour: is missing; "),
         ("--max-step-time 2s", "--max-step-time: is for --objective cost"),

@@ -212,14 +212,6 @@ def plan(
             "--no-recompute", help="No stage recomputes activations.", rich_help_panel=SPACE
         ),
     ] = False,
-    sharded_optimizer: Annotated[
-        bool,
-        typer.Option(
-            "--sharded-optimizer",
-            help="Optimizer state is split over pipelines.",
-            rich_help_panel=SPACE,
-        ),
-    ] = False,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
@@ -250,15 +242,6 @@ def plan(
     time_limit: Annotated[
         float | None,
         _duration("--time-limit", "10s", "Stop then, with the best plan so far.", panel=EFFORT),
-    ] = None,
-    no_prune: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--no-prune",
-            metavar="RULE",
-            help="Switch a pruning rule off, to measure it. Repeatable.",
-            rich_help_panel=EFFORT,
-        ),
     ] = None,
     explain: Annotated[
         bool,
@@ -313,13 +296,11 @@ def plan(
             if tensor_parallel is None
             else arguments.whole_numbers("--tensor-parallel")(tensor_parallel),
             recompute=not no_recompute,
-            sharded_optimizer=sharded_optimizer,
             exclude=tuple(exclude or ()),
             objective=objective,
             max_step_time_s=max_step_time,
             max_gap=max_gap,
             time_limit_s=time_limit,
-            no_prune=tuple(no_prune or ()),
             explain=explain,
             what_if=tuple(arguments.changes("--what-if")(text) for text in what_if or ()),
             frontier=frontier,

@@ -13,7 +13,6 @@ class Controls:
     max_pipelines: int | None = None
     tensor_parallel: tuple[int, ...] | None = None
     recompute: bool = True
-    sharded_optimizer: bool = False
     exclude: tuple[str, ...] = ()
     """Devices, nodes and types to leave out."""
     objective: str = "step-time"
@@ -21,7 +20,6 @@ class Controls:
     max_step_time_s: float | None = None
     max_gap: float | None = None
     time_limit_s: float | None = None
-    no_prune: tuple[str, ...] = ()
     explain: bool = False
     what_if: tuple[tuple[tuple[int, str], ...], ...] = ()
     """Changes to the cluster: of each question, numbers and names."""

@@ -13,13 +13,11 @@ from eth_cli.commands import arguments
 from eth_cli.commands.controls import Controls
 from eth_cli.commands.inputs import naming_file
 from eth_cli.errors import ConfigError, InfeasibleError
-from eth_cli.faults import did_you_mean
 from eth_cli.plan import Plan, write_plan
 from eth_cli.profile.table import Profile, read_profile
 from eth_cli.render.console import print_json, print_note, print_result
 from eth_cli.search.planner import SearchOptions, SearchReport, search, self_contained
 from eth_cli.search.planner import compare as compare_strategies
-from eth_cli.search.request import PRUNING_RULES
 from eth_cli.stdout import is_stdout
 
 if TYPE_CHECKING:
@@ -30,10 +28,6 @@ COMPARED = ("even", "uneven-layers", "hpp")
 
 ESTIMATED_MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 """Micro-batch sizes that a profile is estimated for when none is given."""
-
-
-ALWAYS_PRUNED = ("memory",)
-"""Rules that no option switches off: what does not fit is no plan."""
 
 
 def run_plan_command(
@@ -87,11 +81,9 @@ def run_plan_command(
         max_pipelines=controls.max_pipelines,
         tensor_parallel=controls.tensor_parallel,
         recompute=controls.recompute,
-        sharded_optimizer=controls.sharded_optimizer,
         excluded=frozenset(excluded),
         max_gap=controls.max_gap,
         time_limit_s=controls.time_limit_s,
-        no_prune=frozenset(controls.no_prune),
     )
     answered: Answered | None = None
     with naming_file("profile", profile_path or f"--model {model_source}"):
@@ -138,14 +130,6 @@ def run_plan_command(
 
 def _check_controls(controls: Controls, *, compare: bool, output: Path | None) -> None:
     """Raise ConfigError for options that are wrong whatever the files say."""
-    rules = [rule for rule in PRUNING_RULES if rule not in ALWAYS_PRUNED]
-    for rule in controls.no_prune:
-        if rule not in rules:
-            raise ConfigError.single(
-                "--no-prune",
-                "",
-                f"{rule!r} is not one of {', '.join(rules)}{did_you_mean(rule, rules)}",
-            )
     if controls.max_step_time_s is not None and not controls.by_cost:
         raise ConfigError.single(
             "--max-step-time",

@@ -47,7 +47,7 @@ class BaselinePlan:
     """Grids looked at."""
 
 
-def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
+def best_grid(problem: Problem, strategy: str, *, max_pipelines: int | None = None) -> BaselinePlan:
     """The best plan of a baseline (``even`` or ``uneven-layers``).
 
     ``uneven-layers`` is the best single configuration that one would find by trying: an even cut
@@ -58,7 +58,7 @@ def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
     """
     devices = _fast_to_slow(problem)
     if strategy == EVEN:
-        return _fullest_grid(problem, strategy, devices)
+        return _fullest_grid(problem, strategy, devices, max_pipelines)
     found = []
     failures = []
     for num_used in range(len(devices), 0, -1):
@@ -66,7 +66,7 @@ def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
             continue
         for cut in (strategy, EVEN):
             try:
-                found.append(_fullest_grid(problem, cut, devices[:num_used]))
+                found.append(_fullest_grid(problem, cut, devices[:num_used], max_pipelines))
             except InfeasibleError as error:
                 failures.append(error)
     if not found:
@@ -83,13 +83,15 @@ def best_grid(problem: Problem, strategy: str) -> BaselinePlan:
     return best
 
 
-def _fullest_grid(problem: Problem, strategy: str, devices: Sequence[Device]) -> BaselinePlan:
+def _fullest_grid(
+    problem: Problem, strategy: str, devices: Sequence[Device], max_pipelines: int | None
+) -> BaselinePlan:
     """The best grid over all these devices, or over as many of the fastest as any fits on."""
     num_tried = 0
     reason = ""
     for num_used in range(len(devices), 0, -1):
         best: tuple[float, tuple[PlacedPipeline, ...]] | None = None
-        for b, grid in _grids(problem, devices[:num_used]):
+        for b, grid in _grids(problem, devices[:num_used], max_pipelines):
             num_tried += 1
             micro_batches = problem.global_batch_size // b // len(grid)
             cut = _cut(problem, strategy, grid, b, micro_batches)
@@ -139,15 +141,18 @@ def _fast_to_slow(problem: Problem) -> list[Device]:
     return sorted(usable, key=lambda d: (speed[d.type], d.type, place[d.node]))
 
 
-def _grids(problem: Problem, devices: Sequence[Device]) -> Iterator[tuple[int, Grid]]:
+def _grids(
+    problem: Problem, devices: Sequence[Device], max_pipelines: int | None
+) -> Iterator[tuple[int, Grid]]:
     """Micro-batch sizes and grids over exactly these devices."""
     num_devices = len(devices)
+    most = num_devices if max_pipelines is None else min(num_devices, max_pipelines)
     types = sorted({d.type for d in devices})
     for b in problem.micro_batch_sizes:
         num_micro_batches, rest = divmod(problem.global_batch_size, b)
         if rest or not all(problem.model.tables.has(t, 1, b) for t in types):
             continue
-        for num_pipelines in range(1, num_devices + 1):
+        for num_pipelines in range(1, most + 1):
             if num_devices % num_pipelines or num_micro_batches % num_pipelines:
                 continue
             num_stages = num_devices // num_pipelines

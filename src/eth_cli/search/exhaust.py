@@ -53,10 +53,14 @@ class Best:
     time_s: float = float("inf")
     pruned: dict[str, int] = field(default_factory=dict)
     num_simulated: int = 0
+    max_pipelines: int | None = None
+    """Most pipelines that a plan may have; None: any number."""
 
     def offer(self, pipelines: tuple[PlacedPipeline, ...], time_s: float) -> bool:
-        """Keep a plan if it is better."""
+        """Keep a plan if it is better and has no more pipelines than it may."""
         self.num_simulated += 1
+        if self.max_pipelines is not None and len(pipelines) > self.max_pipelines:
+            return False
         if time_s < self.time_s:
             self.pipelines, self.time_s = pipelines, time_s
             return True
@@ -217,6 +221,8 @@ class Exhaustive:
         samples: int,
     ) -> None:
         """Add a candidate from this one on, so that every set comes up in one order only."""
+        if self.best.max_pipelines is not None and len(chosen) >= self.best.max_pipelines:
+            return
         total = self.problem.global_batch_size
         for g in range(group, len(groups)):
             counts, members = groups[g]

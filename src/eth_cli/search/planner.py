@@ -176,7 +176,9 @@ class _Search:
     # --- Strategies --------------------------------------------------------------------------
 
     def _baseline(self) -> SearchReport:
-        grid = best_grid(self.problem, self.options.strategy)
+        grid = best_grid(
+            self.problem, self.options.strategy, max_pipelines=self.options.max_pipelines
+        )
         best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
@@ -185,12 +187,12 @@ class _Search:
         return self._report(best, bound_s, unused, ())
 
     def _hpp(self) -> SearchReport:
-        best = Best()
+        best = Best(max_pipelines=self.options.max_pipelines)
         rivals = []
         starts = []
         for strategy in (UNEVEN_LAYERS, EVEN):
             try:
-                grid = best_grid(self.problem, strategy)
+                grid = best_grid(self.problem, strategy, max_pipelines=self.options.max_pipelines)
             except InfeasibleError as error:
                 rivals.append(Rival(name=strategy, step_time_s=None, note=error.binding))
                 continue
@@ -307,7 +309,7 @@ class _Search:
             ),
             provenance=Provenance(
                 digests={"cluster": self.cluster.digest(), "profile": self.profile.digest()},
-                options=_as_json(asdict(self.options)),
+                options=_given(self.options),
                 version=eth_cli.__version__,
             ),
         )
@@ -359,10 +361,14 @@ def _kinds(cluster: Cluster, left_out: Collection[str], excluded: Collection[str
     ]
 
 
-def _as_json(options: dict[str, object]) -> dict[str, object]:
-    """Options that are set, sets as sorted lists; empty sets are not set."""
-    found = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in options.items()}
-    return {k: v for k, v in found.items() if v is not None and v != []}
+def _given(options: SearchOptions) -> dict[str, object]:
+    """What was asked for: options that are not their defaults, and three that are always told."""
+    usual = asdict(SearchOptions(global_batch_size=options.global_batch_size))
+    return {
+        name: sorted(value) if isinstance(value, frozenset) else value
+        for name, value in asdict(options).items()
+        if name in ("global_batch_size", "strategy", "budget") or value != usual[name]
+    }
 
 
 def _check(simulation: Simulation, best: Best) -> None:

@@ -303,7 +303,7 @@ class Pricing:
         last = np.where(tables.room >= m, _ALWAYS, tables.room)
         # m - (q + 1) / 2 <= spare / work, for places q < m; a little more for rounding.
         first = np.ceil(2 * (m - spare / tables.work_s * (1 + 1e-12)) - 1)
-        first = np.maximum(first, 1).astype(np.int64)
+        first = np.clip(np.nan_to_num(first, nan=_ALWAYS), 1, _ALWAYS).astype(np.int64)
         late = (m - 1) * tables.backward_s <= spare * (1 + 1e-12)
         first = np.where((first >= m) & late, m, np.where(first >= m, _ALWAYS + 1, first))
         last = np.where(late, last, np.minimum(last, m - 1))

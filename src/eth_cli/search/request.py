@@ -17,13 +17,6 @@ HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
 STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
 """What `SearchOptions.strategy` may be."""
 
-PRUNING_RULES = ("bound", "dominated", "memory", "symmetry")
-"""Rules by which candidates are left out; none of them changes the optimum.
-
-bound: a lower bound on the step time is not below the best plan known. dominated: another candidate
-takes no more devices of any kind and finishes no less. memory: a stage does not fit its devices (a
-rule that is always on). symmetry: the same plan with like devices, nodes or pipelines renamed."""
-
 MAX_MICRO_BATCHES = 16_384
 """Micro-batches of a global batch; the simulator looks at each one, so more take minutes."""
 MAX_BLOCKS = 512
@@ -46,16 +39,12 @@ class SearchOptions:
     """The only tensor-parallel widths to use; None: any that the profile has."""
     recompute: bool = True
     """Whether stages may recompute activations where the profile says what they then keep."""
-    sharded_optimizer: bool = False
-    """Whether the optimizer state of a segment is split over its owners."""
     excluded: frozenset[str] = frozenset()
     """Ids of devices that no plan may use."""
     max_gap: float | None = None
     """The search ends once the gap, step time / bound - 1, is proved to be at most this."""
     time_limit_s: float | None = None
     """The search ends with the best plan so far when the caller's clock says so [s]."""
-    no_prune: frozenset[str] = frozenset()
-    """Names of pruning rules, of `PRUNING_RULES`, that are switched off, to measure them."""
     budget: int = 300_000
     """Candidates that the exhaustive search may look at before it gives up on a proof."""
 

@@ -79,7 +79,7 @@ class _QuietHiGHS(pulp.HiGHS):  # type: ignore[misc] # PuLP has no types
         return status, sol_status
 
 
-def _solvers(max_nodes: int, max_gap: float | None) -> list[Any]:
+def _solvers(max_nodes: int, max_gap: float | None = None) -> list[Any]:
     found: list[Any] = []
     # One thread and a limit in nodes, not seconds: the same inputs give the same answer.
     highs = _QuietHiGHS(

@@ -246,6 +246,20 @@ def test_type_without_a_usable_width_is_unused_with_the_reason(
     assert reason in found.pop()
 
 
+@pytest.mark.parametrize("strategy", ["hpp", "uneven-layers", "even"])
+def test_no_plan_has_more_pipelines_than_allowed(strategy: str) -> None:
+    profile = profile_of(blocks={"A": [(1.0, 2.0)] * 4})
+    cluster = cluster_of({"A": 4})
+    times = []
+    for most in (1, 2, 4):
+        report = _plan(cluster, profile, 8, strategy=strategy, max_pipelines=most)
+        assert len(report.plan.pipelines) <= most
+        times.append(report.step_time_s)
+    free = _plan(cluster, profile, 8, strategy=strategy)
+    assert len(free.plan.pipelines) == 4
+    assert times[0] > times[1] > times[2] == free.step_time_s
+
+
 def test_device_that_would_slow_the_plan_is_left_out_with_both_times() -> None:
     profile = profile_of(
         blocks={"x": [(0.001, 0.002)] * 3, "y": [(5.0, 9.0)] * 3}, boundary_bytes=1_000
@@ -264,8 +278,8 @@ def test_an_answer_that_the_simulator_denies_is_an_error(monkeypatch: pytest.Mon
         (lambda _: {"excesses": ("n0:0 lacks 5 bytes",)}, "does not fit: n0:0 lacks 5 bytes"),
     ):
 
-        def changed(*args: Any, change: Any = change) -> Simulation:
-            simulation = simulate_with(*args)
+        def changed(*args: Any, change: Any = change, **options: Any) -> Simulation:
+            simulation = simulate_with(*args, **options)
             return replace(simulation, **change(simulation))
 
         monkeypatch.setattr("eth_cli.search.planner.simulate_with", changed)
