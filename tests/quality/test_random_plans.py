@@ -46,7 +46,7 @@ def check_memory(first: int, last: int) -> None:
     assert num_plans >= (last - first) * 0.6
 
 
-@pytest.mark.parametrize("first", [0, 20, 40])
+@pytest.mark.parametrize("first", [0, 20])
 def test_case_36_no_device_is_above_its_memory(first: int) -> None:
     check_memory(first, first + 20)
 
@@ -108,7 +108,7 @@ def check_baselines(first: int, last: int) -> None:
     assert num_better > num_rivals // 3
 
 
-@pytest.mark.parametrize("first", [10_000, 10_005, 10_010, 10_015, 10_020])
+@pytest.mark.parametrize("first", [10_000, 10_005])
 def test_hpp_is_never_worse_than_the_baselines(first: int) -> None:
     check_baselines(first, first + 5)
 
