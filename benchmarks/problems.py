@@ -54,7 +54,7 @@ MODELS = {
 
 def mixed_cluster(num_devices: int, num_types: int, *, inter_node_gbps: float) -> Cluster:
     """As equal numbers of the first types as possible, in nodes of up to eight of one type."""
-    nodes = []
+    nodes: list[Node] = []
     each, more = divmod(num_devices, num_types)
     for t, name in enumerate(TYPES[:num_types]):
         left = each + (t < more)
