@@ -94,16 +94,12 @@ def work_bound_s(problem: Problem) -> float:
 
 def _device_s_a_sample(problem: Problem, kind: int, block: int) -> float:
     """Least device time of a sample through a block on a kind, at any width [s]."""
-    tables = problem.model.tables
-    device_type = problem.kinds[kind].device_type
     return min(
         (
-            sum(tables.table(device_type, o.tensor_parallel, b).times_s(block, block + 1))
-            * o.tensor_parallel
-            / b
+            problem.block_s(o, block, b) * o.tensor_parallel / b
             for o in problem.options
             for b in problem.micro_batch_sizes
-            if o.kind == kind and tables.has(device_type, o.tensor_parallel, b)
+            if o.kind == kind
         ),
         default=float("inf"),
     )

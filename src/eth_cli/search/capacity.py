@@ -223,9 +223,10 @@ class Families:
         """
         costs = self.problem.costs(option, b)
         fits = costs.in_flight >= min(m, place)
-        plain = option._replace(recompute=False)
-        if option.recompute and plain in self.problem.options:
-            fits &= self.problem.costs(plain, b).in_flight < min(m, place)
+        plain = self.problem.plain(option)
+        if plain is not None:
+            room = self.problem.costs(self.problem.options[plain], b).in_flight
+            fits &= room < min(m, place)
         return (
             np.where(fits, costs.work_s, np.inf),
             np.where(fits, costs.forward_s, 0.0),

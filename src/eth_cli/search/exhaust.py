@@ -313,27 +313,6 @@ def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
     return list(best.values())
 
 
-def _fastest_s(problem: Problem, block: int, micro_batch_size: int) -> float:
-    """Forward and backward of a block on the device that is fastest at it, memory aside [s].
-
-    A block that fits no device on its own, with buffers to both sides, may still be part of a stage
-    at an end of the model, or of the whole model, which has fewer.
-    """
-    tables = problem.model.tables
-    return min(
-        (
-            sum(
-                tables.table(
-                    problem.kinds[o.kind].device_type, o.tensor_parallel, micro_batch_size
-                ).times_s(block, block + 1)
-            )
-            for o in problem.options
-            if tables.has(problem.kinds[o.kind].device_type, o.tensor_parallel, micro_batch_size)
-        ),
-        default=float("inf"),
-    )
-
-
 class _Builder:
     """All templates of one micro-batch size that might take part in a better plan."""
 
@@ -347,22 +326,18 @@ class _Builder:
         problem = self.problem
         self.hops = problem.hops(micro_batch_size)
         self.options = problem.options
-        self.plain = [
-            self.options.index(o._replace(recompute=False))
-            if o.recompute and o._replace(recompute=False) in self.options
-            else None
-            for o in self.options
-        ]
+        self.plain = [problem.plain(o) for o in self.options]
         """By option with recomputation the same without."""
         costs = [problem.costs(o, micro_batch_size) for o in self.options]
         # Plain lists: single elements of arrays are slow to read.
         self.work = [c.work_s.tolist() for c in costs]
         self.room = [c.in_flight.tolist() for c in costs]
         self.update = [c.optimizer_s.tolist() for c in costs]
-        # At the very least, what lies before a stage takes each block's fastest device.
+        # What lies before a stage takes at least each block's fastest device, memory aside.
         self.before = [0.0]
         for block in range(problem.num_blocks):
-            self.before.append(self.before[-1] + _fastest_s(problem, block, micro_batch_size))
+            fastest = min(problem.block_s(o, block, micro_batch_size) for o in self.options)
+            self.before.append(self.before[-1] + fastest)
         self.most = problem.global_batch_size // micro_batch_size
 
     def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from eth_cli.search.assign import Chosen, Column, choose, columns
+from eth_cli.search.assign import Chosen, choose, columns
 from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
 from eth_cli.search.place import Share, place
@@ -24,20 +24,19 @@ STALE_TARGETS = 4
 """Targets in a row without a better plan after which the search for one ends."""
 
 
-def improve(problem: Problem, parts: Sequence[Families], best: Best, *, bound_s: float) -> None:
+def improve(problem: Problem, families: Families, best: Best, *, bound_s: float) -> None:
     """Offer plans of all devices, then of the fastest kinds only, for targets up to the best."""
-    for families in parts:
-        _offer_single(problem, families, best)
+    _offer_single(problem, families, best)
     fast_to_slow = sorted(range(len(problem.kinds)), key=problem.seconds_a_sample)
     for num_kinds in range(len(fast_to_slow), 0, -1):
         counts = tuple(
             n if k in fast_to_slow[:num_kinds] else 0 for k, n in enumerate(problem.counts)
         )
-        _raise_targets(problem, parts, counts, best, bound_s)
+        _raise_targets(problem, families, counts, best, bound_s)
 
 
 def _raise_targets(
-    problem: Problem, parts: Sequence[Families], counts: Counts, best: Best, bound_s: float
+    problem: Problem, families: Families, counts: Counts, best: Best, bound_s: float
 ) -> None:
     """Plans of some devices for rising targets, until they stop getting better."""
     stale = 0
@@ -46,15 +45,20 @@ def _raise_targets(
         target_s = bound_s * factor
         if target_s >= best.limit_s or stale == STALE_TARGETS:
             return
-        owners = _columns(parts, counts, best, target_s)
-        if not owners:
+        found_columns, num_dominated = columns(families, target_s)
+        best.prune("dominated", num_dominated)
+        within = [
+            column
+            for column in found_columns
+            if all(u <= n for u, n in zip(column.vector, counts, strict=True))
+        ]
+        if not within:
             continue
-        _, chosen = choose(list(owners), counts, problem.global_batch_size)
+        _, chosen = choose(within, counts, problem.global_batch_size)
         if chosen is None or tuple(chosen) in seen:
             continue
         seen.add(tuple(chosen))
-        part_of = {(c.vector, c.micro_batch_size): part for c, part in owners.items()}
-        templates = [_template(part_of[c.vector, c.micro_batch_size], c) for c in chosen]
+        templates = [_template(families, c) for c in chosen]
         found = [template for template in templates if template is not None]
         is_better = len(found) == len(chosen) and offer_templates(problem, found, best)
         stale = 0 if is_better else stale + 1
@@ -72,23 +76,6 @@ def _template(families: Families, chosen: Chosen) -> Template | None:
         below = max(m for m in families.grids[b] if m <= chosen.micro_batches)
         template = families.template(chosen.vector, b, below)
     return template
-
-
-def _columns(
-    parts: Sequence[Families], counts: Counts, best: Best, target_s: float
-) -> dict[Column, Families]:
-    """Columns of all parts over some devices, each with the part that is tightest about it."""
-    tightest: dict[tuple[Counts, int], tuple[Column, Families]] = {}
-    for part in parts:
-        found, num_dominated = columns(part, target_s)
-        best.prune("dominated", num_dominated)
-        for column in found:
-            if all(u <= n for u, n in zip(column.vector, counts, strict=True)):
-                key = (column.vector, column.micro_batch_size)
-                known = tightest.get(key)
-                if known is None or column.max_micro_batches < known[0].max_micro_batches:
-                    tightest[key] = (column, part)
-    return dict(tightest.values())
 
 
 def _offer_single(problem: Problem, families: Families, best: Best) -> None:

@@ -7,7 +7,7 @@ Within a step time U a column (a template) does ``b m(U)`` samples. The linear p
 
 tells what the devices can do at best with these columns, and its dual values are the prices of
 `pricing`. The smallest U at which that is the whole batch is where the columns are best mixed. The
-integer programme `rounded` makes whole pipelines and whole micro-batches of it.
+integer programme `rounded` makes whole pipelines of it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class Mix(NamedTuple):
     """What one more of a resource would add [samples]."""
     base_price: float
     """What one more pipeline would add where their number is limited [samples]."""
-    amounts: tuple[float, ...]
-    """By column."""
 
 
 def undominated(columns: Sequence[Column]) -> list[Column]:
@@ -64,7 +62,7 @@ def best_mix(
 ) -> Mix | None:
     """The linear programme's answer; None: the solver had none."""
     if not columns:
-        return Mix(0.0, dict.fromkeys(available, 0.0), 0.0, ())
+        return Mix(0.0, dict.fromkeys(available, 0.0), 0.0)
     problem = pulp.LpProblem("mix", pulp.LpMaximize)
     x = [pulp.LpVariable(f"x{c}", 0) for c in range(len(columns))]
     problem += pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
@@ -75,7 +73,7 @@ def best_mix(
     # Signs of duals depend on the solver; a resource is never worth less than nothing.
     prices = {r: max(0.0, abs(rows[r].pi or 0.0)) for r in available}
     base = rows["pipelines"].pi if "pipelines" in rows else 0.0
-    return Mix(result.value, prices, abs(base or 0.0), result.variables)
+    return Mix(result.value, prices, abs(base or 0.0))
 
 
 def _limits(

@@ -1,7 +1,8 @@
 """From a profile and a cluster to a plan: `search`, and `compare` for all strategies.
 
-The only module that knows the order of things: usable kinds -> baselines -> families and their
-bound -> quick plans -> exhaustive search where it is within the budget -> a checked `Plan`. Pure:
+The only module that knows the order of things: usable kinds -> baselines -> where they are few:
+all families, their bound, quick plans and the exhaustive search -> where that proves nothing:
+column generation -> a checked `Plan`. Pure:
 no clock (the caller may pass one in), no files, no printing; the same inputs give the same bytes.
 """
 
@@ -37,7 +38,7 @@ from eth_cli.search.request import (
 )
 from eth_cli.search.scale import Scale
 from eth_cli.search.simulate import Simulation, simulate_with
-from eth_cli.search.spaces import choose_families
+from eth_cli.search.spaces import all_families
 from eth_cli.search.templates import Kind, Problem, Template
 from eth_cli.search.unused import explain_unused, unused_types
 
@@ -182,7 +183,7 @@ class _Search:
         best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
-        bound_s = min(choose_families(self.problem).bound_s, grid.step_time_s)
+        bound_s = min(all_families(self.problem).bound_s, grid.step_time_s)
         unused = dict.fromkeys(unused_types(self.problem, grid.pipelines), grid.why_left_out)
         return self._report(best, bound_s, unused, ())
 
@@ -201,17 +202,19 @@ class _Search:
             rivals.append(
                 Rival(name=strategy, step_time_s=grid.step_time_s, note=grid.why_left_out)
             )
-        families = choose_families(self.problem)
-        bound_s = families.bound_s
+        known = all_families(self.problem)
+        bound_s = known.bound_s
         proved = False
-        if families.is_complete:
-            heuristic.improve(self.problem, families.parts, best, bound_s=bound_s)
-            self._refine(starts, best)
+        if known.families is not None:
+            heuristic.improve(self.problem, known.families, best, bound_s=bound_s)
+            self._refine(best, starts)
+            starts = []  # They have been climbed from.
             if best.limit_s > bound_s and self._may_exhaust() and not self._is_over():
                 proved = Exhaustive(
-                    self.problem, families.parts[0], best, budget=self.options.budget
+                    self.problem, known.families, best, budget=self.options.budget
                 ).run()
         if not proved and not self._is_enough(best, bound_s):
+            climbed = best.time_s if known.families is not None else math.inf
             scale = Scale(
                 self.problem,
                 best,
@@ -219,11 +222,12 @@ class _Search:
                 is_over=self._is_over,
             )
             bound_s = max(bound_s, min(scale.run(), best.time_s))
-            self._refine(starts, best)
+            if best.time_s < climbed:
+                self._refine(best, starts)
         if best.pipelines is None:
             self._offer_any(best)
         if best.pipelines is None:
-            raise self._infeasible(is_proved=proved or math.isinf(families.bound_s))
+            raise self._infeasible(is_proved=proved or math.isinf(known.bound_s))
         reasons = explain_unused(self.problem, best, is_final=proved)
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
@@ -239,12 +243,11 @@ class _Search:
         most = 1 + (self.options.max_gap or 0.0)
         return best.limit_s <= bound_s * most or self._is_over()
 
-    def _refine(self, starts: list[tuple[PlacedPipeline, ...]], best: Best) -> None:
+    def _refine(self, best: Best, starts: list[tuple[PlacedPipeline, ...]]) -> None:
         """Climb from the best plan, and from those that look worse but have fewer segments."""
-        if best.pipelines is not None:
-            starts.insert(0, best.pipelines)
+        first = [] if best.pipelines is None else [best.pipelines]
         budget = _REFINEMENT
-        for pipelines in dict.fromkeys(starts):
+        for pipelines in dict.fromkeys([*first, *starts]):
             budget = refine(self.model, pipelines, best, budget=budget)
 
     def _offer_any(self, best: Best) -> None:

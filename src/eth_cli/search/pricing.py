@@ -1,9 +1,9 @@
 """The best pipeline at given prices of devices: a dynamic programme, and a bound on every pipeline.
 
 A price for each resource (devices of a kind, room for groups of a width) makes pipelines compete:
-which one does most samples within a time U for what its devices cost? `Pricing.explore` answers
-with templates and with a ratio of samples to price that *no* template exceeds, which is what bounds
-the step time of every plan (`docs/search.md`, section 3).
+which one does most samples within a time U for what its devices cost? `Pricing.explore`
+answers with templates that do more than a given ratio of samples to price, or that *none* does,
+which is what bounds the step time of every plan (`docs/search.md`, section 3).
 
 A template of W seconds for one micro-batch there and back (transfers included), with m
 micro-batches, takes at least ``W + a_q w_s`` for each of its stages s, of work w_s and at place q
@@ -39,24 +39,17 @@ _TIGHTEST_PRICES = 4
 """Steps of the search for the price of time that makes a bound with a limit on W tightest."""
 
 
-class Sync(NamedTuple):
-    """What gradient sync a plan of at least so many pipelines cannot avoid, by stage bytes."""
-
-    seconds: Floats
-    """All-reduce of all gradients of a stage, by [start, stop]; zeros: nothing is known [s]."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exploration:
     """What `Pricing.explore` found."""
 
-    ratio: float
-    """No template does more samples per unit of price."""
+    is_proved: bool
+    """Whether no template does more samples per unit of price than was asked about."""
     templates: tuple[Template, ...]
     """Those at which the search ended, best first."""
     num_nodes: int
     num_pruned: int
-    """Intervals left out because their bound is not above what was asked for."""
+    """Intervals left out because their bound is not above the ratio asked about."""
 
 
 class _Node(NamedTuple):
@@ -125,9 +118,8 @@ class Pricing:
         room = np.array([c.in_flight[starts, stops] for c in costs])
         room = np.where(room >= self.max_stages, _ALWAYS, room)
         for o, option in enumerate(problem.options):
-            if option.recompute and option._replace(recompute=False) in problem.options:
-                # Never better than the same without, where that has room for as much.
-                plain = problem.options.index(option._replace(recompute=False))
+            plain = problem.plain(option)
+            if plain is not None:
                 room[o] = np.where(room[plain] >= room[o], 0, room[o])
         hops = problem.hops(b)
         work = forward + backward
@@ -151,14 +143,10 @@ class Pricing:
         )
 
     def prices_of(self, prices: Mapping[Resource, float]) -> Floats:
-        """By option: what a stage of it costs: its device groups of every width."""
+        """By option: what a stage of it costs."""
         return np.array(
             [
-                sum(
-                    price * (o.tensor_parallel // width)
-                    for (kind, width), price in prices.items()
-                    if kind == o.kind and width <= o.tensor_parallel
-                )
+                sum(prices[r] * amount for r, amount in self.problem.takes(o).items())
                 for o in self.problem.options
             ]
         )
@@ -171,65 +159,60 @@ class Pricing:
         prices: Mapping[Resource, float],
         *,
         base_price: float = 0.0,
-        wanted: float,
-        sync: Sync,
+        ratio: float,
+        sync_s: Floats,
         max_nodes: int,
         only_whole_batch: bool = False,
         stop_after: int = 3,
     ) -> Exploration:
-        """Bound samples / price over all templates within a time, best first.
+        """Whether any template within a time does more than so many samples for its price.
 
         Args:
             time_s: step time U that every pipeline, its sync and its update have to end within.
             prices: of each resource, not negative.
             base_price: price of a pipeline as such.
-            wanted: intervals with a bound up to this ratio are not looked into.
-            sync: of a stage's gradients, whatever the plan.
-            max_nodes: intervals to look at; then the ratio is what is left open.
+            ratio: samples per unit of price that are asked about.
+            sync_s: all-reduce of all gradients of a stage that no plan avoids, by [start, stop];
+                zeros where there is none [s].
+            max_nodes: intervals to look at before it gives up.
             only_whole_batch: templates that do the whole batch alone.
-            stop_after: templates to find before it ends early; a large number for the best bound.
+            stop_after: templates above the ratio to find before it ends.
         """
-        limits = {b: self._limits(b, time_s, self.prices_of(prices), sync) for b in self._tables}
+        limits = {b: self._limits(b, time_s, self.prices_of(prices), sync_s) for b in self._tables}
         heap: list[tuple[float, int, _Node, _Path]] = []
         order = itertools.count()
         num_nodes = num_pruned = 0
-        closed = 0.0
 
         def push(node: _Node) -> None:
             nonlocal num_nodes, num_pruned
             num_nodes += 1
             # Only what is cheaper than this has a ratio above the one that is asked about.
-            enough = node.b * node.high / wanted - base_price
+            enough = node.b * node.high / ratio - base_price
             path = self._cheapest(node, limits[node.b], enough)
             if path is None:
                 num_pruned += 1
                 return
-            ratio = node.b * node.high / max(path.price + base_price, 1e-300)
-            heapq.heappush(heap, (-ratio, next(order), node, path))
+            at_most = node.b * node.high / max(path.price + base_price, 1e-300)
+            heapq.heappush(heap, (-at_most, next(order), node, path))
 
         for b in self._tables:
             for node in self._roots(b, time_s, only_whole_batch):
                 push(node)
         found: list[Template] = []
-        while heap and num_nodes < max_nodes:
-            ratio, _, node, path = heap[0]
+        is_proved = True
+        while heap and num_nodes < max_nodes and len(found) < stop_after:
+            _, _, node, path = heapq.heappop(heap)
             halves = self._halves(node, time_s)
             if not halves:
-                heapq.heappop(heap)
-                closed = max(closed, -ratio)
+                is_proved = False
                 template = self._template(node.b, path)
                 if template not in found:
                     found.append(template)
-                if len(found) >= stop_after:
-                    break
-                continue
-            heapq.heappop(heap)
             for half in halves:
                 push(half)
-        left_open = -heap[0][0] if heap else 0.0
         found += [self._template(node.b, path) for _, _, node, path in sorted(heap)[:_OPEN]]
         return Exploration(
-            ratio=max(closed, left_open, wanted),
+            is_proved=is_proved and not heap,
             templates=tuple(dict.fromkeys(found)),
             num_nodes=num_nodes,
             num_pruned=num_pruned,
@@ -264,9 +247,9 @@ class Pricing:
 
     # --- The dynamic programme -------------------------------------------------------------------
 
-    def _limits(self, b: int, time_s: float, option_prices: Floats, sync: Sync) -> _Limits:
+    def _limits(self, b: int, time_s: float, option_prices: Floats, sync_s: Floats) -> _Limits:
         tables = self._tables[b]
-        exposed = sync.seconds[tables.start, tables.stop] - tables.backward_s - tables.late_s
+        exposed = sync_s[tables.start, tables.stop] - tables.backward_s - tables.late_s
         return _Limits(
             time_s - tables.update_s - np.maximum(exposed, 0.0), option_prices[tables.option]
         )

@@ -9,18 +9,18 @@ blocks, hardly with the number of devices.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from eth_cli.search.comm import GRADIENT_BYTES
 from eth_cli.search.exhaust import Best
 from eth_cli.search.heuristic import offer_templates
 from eth_cli.search.master import Column, Mix, best_mix, rounded, undominated
-from eth_cli.search.pricing import Exploration, Pricing, Resource, Sync
-from eth_cli.search.templates import Problem, Template
+from eth_cli.search.pricing import Exploration, Pricing, Resource
+from eth_cli.search.templates import Floats, Problem, Template
 from eth_cli.search.timeline import Clock
 
 _MARGIN = 1e-6
@@ -38,7 +38,11 @@ _PROOFS = 4
 _FIRST_PART = 0.03
 """Part below the master's time at which the first is made."""
 _FINE = 1.008
-"""Ratio of a time that failed to one that was proved below which no better one is looked for."""
+"""Ratio of two times, one that failed and one that did not, between which none is looked for."""
+_SAME = 1.003
+"""Ratio below which two times of the master count as one."""
+_AT_ONCE = 6
+"""Templates that one round of pricing finds before the master is asked again."""
 _SLACKS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.18, 1.28, 1.4, 1.7, 2.2, 3.5)
 """Times that whole pipelines are made for, in units of the master's time."""
 _MIXES = 4
@@ -52,7 +56,8 @@ class Regime(NamedTuple):
 
     name: str
     most_pipelines: int
-    sync: Sync
+    sync_s: Floats
+    """All-reduce of all gradients of a stage, by [start, stop] [s]."""
     only_whole_batch: bool = False
     """Whether a pipeline has to do the whole batch: the regime of one."""
 
@@ -74,48 +79,37 @@ class Scale:
         self.pricing = Pricing(problem)
         self.available: dict[Resource, int] = dict(problem.groups)
         self.pool: dict[Template, _Entry] = {}
-        self.num_nodes = 0
         self.regimes = self._regimes(max_pipelines)
 
     def _regimes(self, max_pipelines: int | None) -> list[Regime]:
         """One pipeline; so few that a node may hold all owners of a segment; more than that."""
-        size = self.problem.num_blocks + 1
         num_devices = sum(self.problem.counts)
         most = min(num_devices, max_pipelines or num_devices)
-        sizes = _node_sizes(self.problem)
-        few = min(most, max(sizes))
-        regimes = [Regime("one", 1, Sync(np.zeros((size, size))), only_whole_batch=True)]
+        few = min(most, self.problem.largest_node)
+        regimes = [Regime("one", 1, self._sync_s(1, across_nodes=False), only_whole_batch=True)]
         if few > 1:
-            regimes.append(Regime("few", few, self._sync(2, across_nodes=False)))
+            regimes.append(Regime("few", few, self._sync_s(2, across_nodes=False)))
         if most > few:
-            regimes.append(Regime("many", most, self._sync(few + 1, across_nodes=True)))
+            regimes.append(Regime("many", most, self._sync_s(few + 1, across_nodes=True)))
         return regimes
 
-    def _sync(self, num_pipelines: int, *, across_nodes: bool) -> Sync:
-        """For plans of at least so many pipelines: every bucket has at least as many owners."""
+    def _sync_s(self, num_pipelines: int, *, across_nodes: bool) -> Floats:
+        """All-reduce of all gradients of a stage in plans of at least so many pipelines [s].
+
+        By [start, stop]. Every bucket has at least as many owners, and more take no less.
+        """
         problem = self.problem
-        names = [kind.device_type for kind in problem.kinds]
-        widths = sorted({o.tensor_parallel for o in problem.options})
         times: dict[int, float] = {}
-        size = problem.num_blocks + 1
-        seconds = np.zeros((size, size))
+        seconds = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
         for start in range(problem.num_blocks):
-            for stop in range(start + 1, size):
+            for stop in range(start + 1, problem.num_blocks + 1):
                 count = problem.model.profile.model.stage_parameters(start, stop)
                 if count not in times:
-                    chunk = count * GRADIENT_BYTES / num_pipelines
-                    found = [
-                        problem.network.best_transfer_s(
-                            a, b, chunk / width, flows=width, across_nodes=across_nodes
-                        )
-                        for a in names
-                        for b in names
-                        for width in widths
-                    ]
-                    least = min((t for t in found if t is not None), default=0.0)
-                    times[count] = 2 * (num_pipelines - 1) * least if count else 0.0
+                    times[count] = problem.best_ring_s(
+                        count, num_pipelines, across_nodes=across_nodes
+                    )
                 seconds[start, stop] = times[count]
-        return Sync(seconds)
+        return seconds
 
     @cached_property
     def speeds(self) -> dict[Resource, float]:
@@ -143,12 +137,12 @@ class Scale:
             if self.is_over():
                 break
             before = target.time_s
-            found = target.price_out(before * 0.998, _NODES)
+            found = target.price_out(before / _SAME)
             added = [self._add(template) for template in found]
             if not any(added):
                 break
             target.meet()
-            if target.time_s > before * 0.999:
+            if target.time_s * _SAME > before:
                 break
         self._round(target)
         return target.bound_s()
@@ -259,7 +253,7 @@ class _Target:
         low = high * 0.5
         while self._is_enough(low):
             high, low = low, low * 0.5
-        while high / low > 1.003:
+        while high / low > _SAME:
             middle = math.sqrt(high * low)
             if self._is_enough(middle):
                 high = middle
@@ -284,11 +278,11 @@ class _Target:
 
         return sorted(columns, key=price_of_a_sample)[:_COLUMNS]
 
-    def price_out(self, time_s: float, max_nodes: int) -> tuple[Template, ...]:
+    def price_out(self, time_s: float) -> tuple[Template, ...]:
         """Templates that are worth more than their price within a time."""
         if not math.isfinite(time_s):
             return ()
-        found = self._explore(time_s, max_nodes, stop_after=6)
+        found = self._explore(time_s, _NODES, stop_after=_AT_ONCE)
         return () if found is None else found.templates
 
     def bound_s(self) -> float:
@@ -304,6 +298,8 @@ class _Target:
         proved, failed = 0.0, min(self.time_s, best_s)
         part = _FIRST_PART
         for _ in range(_PROOFS):
+            if self.scale.is_over():
+                break
             time_s = failed * (1 - part) if proved == 0.0 else math.sqrt(proved * failed)
             if self._is_proved(time_s):
                 proved = time_s
@@ -317,33 +313,32 @@ class _Target:
     def _is_proved(self, time_s: float) -> bool:
         """Whether no plan of the regime takes so little."""
         found = self._explore(time_s, _BOUND_NODES, stop_after=1)
-        return found is not None and found.ratio < self._wanted
+        return found is not None and found.is_proved
 
     def _explore(self, time_s: float, max_nodes: int, stop_after: int) -> Exploration | None:
-        """Bound what any template does for its price; `_wanted` is what disproves the time.
+        """Whether any template does more for its price than the batch for that of all devices.
 
-        ``samples <= ratio x (prices x devices + base price x pipelines)`` for any prices.
+        If none does, no plan takes so little: ``samples <= ratio x (prices x devices + base price
+        x pipelines)`` for any prices.
         """
         mix = self.mix(time_s)
         available, most = self.scale.available, self.regime.most_pipelines
         if mix is None or mix.samples <= 0:
             # Nothing of the pool is of use: any prices may do, such as devices by their speed.
-            mix = Mix(0.0, self.scale.speeds, 0.0, ())
+            mix = Mix(0.0, self.scale.speeds, 0.0)
         worth = sum(mix.prices[r] * n for r, n in available.items()) + mix.base_price * most
         if worth <= 0:
             return None
-        self._wanted = self.total / worth
         found = self.scale.pricing.explore(
             time_s,
             mix.prices,
             base_price=mix.base_price,
-            wanted=self._wanted * (1 - _MARGIN),
-            sync=self.regime.sync,
+            ratio=self.total / worth * (1 - _MARGIN),
+            sync_s=self.regime.sync_s,
             max_nodes=max_nodes,
             only_whole_batch=self.regime.only_whole_batch,
             stop_after=stop_after,
         )
-        self.scale.num_nodes += found.num_nodes
         self.scale.best.prune("bound", found.num_pruned)
         return found
 
@@ -355,11 +350,9 @@ class _Entry:
         problem = scale.problem
         self.template = template
         self.most = most
-        uses: dict[Resource, int] = {}
+        uses: Counter[Resource] = Counter()
         for stage in template.stages:
-            for kind, width in scale.available:
-                if kind == stage.kind and width <= stage.tensor_parallel:
-                    uses[kind, width] = uses.get((kind, width), 0) + stage.tensor_parallel // width
+            uses.update(problem.takes(stage.option))
         self.uses = tuple(sorted(uses.items()))
         self.fits_cluster = all(n <= scale.available[r] for r, n in self.uses)
         self.clock = Clock(problem.times(template))
@@ -373,7 +366,7 @@ class _Entry:
             exposed = later = 0.0
             for s, stage in enumerate(self.template.stages):
                 hidden = times.backward_s[s] + later
-                exposed = max(exposed, regime.sync.seconds[stage.start, stage.stop] - hidden)
+                exposed = max(exposed, regime.sync_s[stage.start, stage.stop] - hidden)
                 later += times.backward_s[s]
                 if s < len(times.send_backward_s):
                     later += times.send_backward_s[s]
@@ -386,26 +379,4 @@ class _Entry:
 
     def micro_batches(self, time_s: float, regime: Regime) -> int:
         """Most micro-batches that it finishes within a step time."""
-        limit_s = time_s - self.after_s(regime)
-        clock = self.clock
-        if limit_s >= clock.steady_end_s:
-            more = int((limit_s - clock.steady_end_s) / clock.period_s)
-            return min(self.most, clock.steady + more)
-        low, high = 0, min(self.most, clock.steady)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if clock(middle) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-def _node_sizes(problem: Problem) -> list[int]:
-    """Usable devices of every node, all kinds together."""
-    sizes: dict[str, int] = {}
-    names = {kind.device_type for kind in problem.kinds}
-    for device in problem.model.cluster.devices.values():
-        if device.type in names and device.id not in problem.excluded:
-            sizes[device.node] = sizes.get(device.node, 0) + 1
-    return list(sizes.values())
+        return self.clock.most_within(time_s - self.after_s(regime), self.most)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from eth_cli.search.timeline import most_within
+
 
 class Worker(NamedTuple):
     """One pipeline, as far as shares go."""
@@ -45,7 +47,10 @@ def level(workers: Sequence[Worker], global_batch_size: int) -> list[int] | None
 
 
 def _split(workers: Sequence[Worker], time_s: float, total: int) -> list[int] | None:
-    by_worker = {worker: _most_within(worker, time_s) for worker in dict.fromkeys(workers)}
+    by_worker = {
+        worker: most_within(worker.time_s, time_s, worker.max_micro_batches)
+        for worker in dict.fromkeys(workers)
+    }
     most = [by_worker[worker] for worker in workers]
     if 0 in most:
         return None
@@ -60,17 +65,6 @@ def _split(workers: Sequence[Worker], time_s: float, total: int) -> list[int] | 
     for i, number in zip(order, given, strict=True):
         most[i] -= number
     return most
-
-
-def _most_within(worker: Worker, time_s: float) -> int:
-    low, high = 0, worker.max_micro_batches
-    while low < high:
-        middle = (low + high + 1) // 2
-        if worker.time_s(middle) <= time_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _take_back(items: Sequence[tuple[int, int]], surplus: int) -> list[int] | None:

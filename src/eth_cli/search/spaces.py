@@ -1,13 +1,11 @@
-"""Which families of pipelines a search works with: all of them, or what a large cluster allows.
+"""Whether a search can work with all families of pipelines, and the bound that they give.
 
 Where all count vectors are few enough, one space covers every possible pipeline, and with it comes
-a bound on every plan. Else pipelines of one kind are covered as far as possible, and mixed ones up
-to a length; the bound is then that of the work alone.
+a bound on every plan. Else there are no families, and the bound is that of the work alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eth_cli.search.bounds import family_bound_s, work_bound_s
@@ -22,34 +20,30 @@ _GRID = 48
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FamilySet:
-    """Families that a search works with."""
+    """What is known of all families of a problem."""
 
-    parts: tuple[Families, ...]
-    is_complete: bool
-    """Whether every possible pipeline belongs to a family of the first part."""
+    families: Families | None
+    """All of them; None: they are too many."""
     bound_s: float
     """No plan has a smaller step time [s]."""
 
 
-def choose_families(problem: Problem) -> FamilySet:
+def all_families(problem: Problem) -> FamilySet:
     """All families where they are few enough, else none, and the bound that is left."""
-    every = tuple(range(len(problem.kinds)))
     bound_s = work_bound_s(problem)
-    if _num_operations(problem, every, problem.max_stages) <= _FAMILY_OPERATIONS:
-        space = CountSpace(problem.counts, problem.max_stages, steps_of(problem))
-        families = Families(problem, space, max_grid=_GRID)
-        bound_s = max(bound_s, family_bound_s(problem, families))
-        return FamilySet(parts=(families,), is_complete=True, bound_s=bound_s)
-    return FamilySet(parts=(), is_complete=False, bound_s=bound_s)
+    if _num_operations(problem) > _FAMILY_OPERATIONS:
+        return FamilySet(families=None, bound_s=bound_s)
+    space = CountSpace(problem.counts, problem.max_stages, steps_of(problem))
+    families = Families(problem, space, max_grid=_GRID)
+    return FamilySet(families=families, bound_s=max(bound_s, family_bound_s(problem, families)))
 
 
-def _num_operations(problem: Problem, kinds: Sequence[int], max_stages: int) -> float:
+def _num_operations(problem: Problem) -> float:
     """Elements of the family programme's tables over all of its runs."""
-    counts = [problem.counts[k] for k in kinds]
     runs = sum(min(_GRID, problem.global_batch_size // b) for b in problem.micro_batch_sizes)
     cells = float((problem.num_blocks + 1) ** 2)
     # A vector of wide groups is in one level for every number of stages that it may be.
     widest = max((o.tensor_parallel for o in problem.options), default=1)
-    options = sum(o.kind in kinds for o in problem.options)
-    levels = 1 if widest == 1 else max_stages
-    return num_vectors(counts, max_stages * widest) * levels * options * cells * runs
+    levels = 1 if widest == 1 else problem.max_stages
+    vectors = num_vectors(problem.counts, problem.max_stages * widest)
+    return vectors * levels * len(problem.options) * cells * runs

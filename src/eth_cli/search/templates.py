@@ -117,13 +117,18 @@ class Problem:
         self._one_way: dict[tuple[int, int, int, int], float] = {}
         self._times: dict[Template, PipelineTimes] = {}
 
-    def _in_nodes(self) -> tuple[tuple[int, ...], ...]:
-        found: list[Counter[str]] = [Counter() for _ in self.kinds]
+    def _in_nodes(self) -> tuple[Counter[str], ...]:
+        found: tuple[Counter[str], ...] = tuple(Counter() for _ in self.kinds)
         index = {kind.device_type: k for k, kind in enumerate(self.kinds)}
         for device in self.model.cluster.devices.values():
             if device.type in index and device.id not in self.excluded:
                 found[index[device.type]][device.node] += 1
-        return tuple(tuple(counts.values()) for counts in found)
+        return found
+
+    @cached_property
+    def largest_node(self) -> int:
+        """Most usable devices of any node, all kinds together."""
+        return max(sum(self.in_nodes, Counter[str]()).values(), default=0)
 
     def _options(self, widths: Sequence[int] | None, recompute: bool) -> tuple[Option, ...]:
         options = []
@@ -132,7 +137,7 @@ class Problem:
             for width in self.model.profile.widths(kind.device_type):
                 if widths is not None and width not in widths:
                     continue
-                if width > max(self.in_nodes[k], default=0):
+                if width > max(self.in_nodes[k].values(), default=0):
                     continue
                 found = [
                     tables.table(kind.device_type, width, b)
@@ -167,10 +172,38 @@ class Problem:
         Widths of all options, and 1. A group lies in one node, so odd devices may be left over.
         """
         return {
-            (k, width): sum(n // width for n in self.in_nodes[k])
+            (k, width): sum(n // width for n in self.in_nodes[k].values())
             for k in range(len(self.kinds))
             for width in sorted({1, *(o.tensor_parallel for o in self.options if o.kind == k)})
         }
+
+    def takes(self, option: Option) -> dict[tuple[int, int], int]:
+        """What a stage of an option takes of `groups`: a wide group has room for narrower ones."""
+        return {
+            (kind, width): option.tensor_parallel // width
+            for kind, width in self.groups
+            if kind == option.kind and width <= option.tensor_parallel
+        }
+
+    def plain(self, option: Option) -> int | None:
+        """The index of a recomputing option's like without recomputation; None: there is none.
+
+        Recomputation only costs time where the same stage has room for as much without it.
+        """
+        other = option._replace(recompute=False)
+        return self.options.index(other) if option.recompute and other in self.options else None
+
+    def block_s(self, option: Option, block: int, micro_batch_size: int) -> float:
+        """Forward and backward of one block, memory aside; infinite where the profile has none [s].
+
+        A block that fits no device on its own, with buffers to both sides, may still be part of a
+        stage at an end of the model, or of the whole model, which has fewer.
+        """
+        device_type, width = self.kinds[option.kind].device_type, option.tensor_parallel
+        if not self.model.tables.has(device_type, width, micro_batch_size):
+            return float("inf")
+        table = self.model.tables.table(device_type, width, micro_batch_size)
+        return sum(table.times_s(block, block + 1, recompute=option.recompute))
 
     def costs(self, option: Option, micro_batch_size: int) -> StageCosts:
         """Costs of all stages of an option; infinite where the profile has no entry."""
@@ -277,14 +310,13 @@ class Problem:
 
         For a kind that has wider groups only, the time of a group times its devices.
         """
-        tables, device_type = self.model.tables, self.kinds[kind].device_type
         return min(
-            sum(tables.table(device_type, o.tensor_parallel, b).times_s(0, self.num_blocks))
+            sum(self.block_s(o, block, b) for block in range(self.num_blocks))
             * o.tensor_parallel
             / b
             for o in self.options
             for b in self.micro_batch_sizes
-            if o.kind == kind and not o.recompute and tables.has(device_type, o.tensor_parallel, b)
+            if o.kind == kind and not o.recompute
         )
 
     # --- One template ------------------------------------------------------------------------
@@ -349,22 +381,30 @@ class Problem:
         tied_groups = sum(0 in group for group in profiled.tied_blocks)
         untied = profiled.parameters[0] - tied_groups * profiled.tied_parameters
         most = sum(self.counts)
-        first = [self._best_ring_s(untied, n) for n in range(2, most + 1)]
+        first = [self.best_ring_s(untied, n) for n in range(2, most + 1)]
         tied = [
-            self._best_ring_s(profiled.tied_parameters, n)
+            self.best_ring_s(profiled.tied_parameters, n)
             for n in range(2, 2 * most + 1)
             if tied_groups
         ]
         return min(first, default=0.0) + tied_groups * min(tied, default=0.0)
 
-    def _best_ring_s(self, num_parameters: int, num_owners: int) -> float:
-        """An all-reduce over the fastest link between any two devices, as every hop [s]."""
+    def best_ring_s(
+        self, num_parameters: int, num_owners: int, *, across_nodes: bool = False
+    ) -> float:
+        """An all-reduce over the fastest link between any two devices, as every hop [s].
+
+        Args:
+            across_nodes: whether the owners are known to be in several nodes, so that a hop is too.
+        """
         if num_parameters <= 0 or num_owners < 2:
             return 0.0
         num_bytes = num_parameters * GRADIENT_BYTES / num_owners
         names = [kind.device_type for kind in self.kinds]
         times = [
-            self.network.best_transfer_s(a, b, num_bytes / width, flows=width)
+            self.network.best_transfer_s(
+                a, b, num_bytes / width, flows=width, across_nodes=across_nodes
+            )
             for a in names
             for b in names
             for width in {o.tensor_parallel for o in self.options}

@@ -8,7 +8,7 @@ different boundaries do not wait for each other; that they share NICs is in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -254,3 +254,22 @@ class Clock:
         if micro_batches <= self.steady:
             return run_pipeline(self.times, micro_batches).end_s
         return self.steady_end_s + (micro_batches - self.steady) * self.period_s
+
+    def most_within(self, limit_s: float, most: int) -> int:
+        """Most micro-batches, of ``most``, that end within a time; without a search if settled."""
+        if limit_s >= self.steady_end_s:
+            more = int((limit_s - self.steady_end_s) / self.period_s)
+            return min(most, self.steady + more)
+        return most_within(self, limit_s, min(most, self.steady))
+
+
+def most_within(time_s: Callable[[int], float], limit_s: float, most: int) -> int:
+    """Most micro-batches, of ``most``, whose time is within a limit; times must not fall."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if time_s(middle) <= limit_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
