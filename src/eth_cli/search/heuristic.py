@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from eth_cli.search.assign import Chosen, choose, columns
 from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
+from eth_cli.search.layouts import LaidOut
 from eth_cli.search.place import Share, place
 from eth_cli.search.shares import Worker, level
 from eth_cli.search.templates import Counts, Option, Problem, Template, TemplateStage
@@ -96,17 +97,66 @@ def offer_templates(problem: Problem, templates: Sequence[Template], best: Best)
     if shares is None:
         return False
     found = False
-    for by_column in (False, True):
+    for bundles in (None, [range(len(shares))]):
         pipelines = place(
             shares,
             problem.kinds,
             problem.model.cluster,
-            by_column=by_column,
+            bundles=bundles,
             excluded=problem.excluded,
         )
         if pipelines is not None:
             time_s = problem.model.evaluate(pipelines).step_time_s
             found = best.offer(pipelines, time_s) or found
+    return found
+
+
+def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) -> bool:
+    """Share the batch out, lay pipelines out as they were meant to be, simulate: better or not.
+
+    A second time with the shares that the simulated transfers make best.
+    """
+    ordered = sorted(pipelines, key=lambda p: p.bundle)
+    templates = [p.bundle.template for p in ordered]
+    clocks = {p.bundle: Clock(p.times) for p in ordered}
+    split = level(
+        [Worker(p.bundle.template.micro_batch_size, p.most, clocks[p.bundle]) for p in ordered],
+        problem.global_batch_size,
+    )
+    if split is None:
+        return False
+    placed = place(
+        [Share(t, m) for t, m in zip(templates, split, strict=True)],
+        problem.kinds,
+        problem.model.cluster,
+        bundles=_bundles(ordered),
+        excluded=problem.excluded,
+    )
+    if placed is None:
+        return False
+    model = problem.model
+    times = model.plan_times(placed)
+    real = {t: Clock(t) for t in dict.fromkeys(times)}
+    workers = [
+        Worker(p.bundle.template.micro_batch_size, p.most, real[t])
+        for p, t in zip(ordered, times, strict=True)
+    ]
+    found = best.offer(placed, model.evaluate(placed).step_time_s)
+    again = level(workers, problem.global_batch_size)
+    if again is not None and again != split:
+        placed = tuple(p._replace(micro_batches=m) for p, m in zip(placed, again, strict=True))
+        found = best.offer(placed, model.evaluate(placed).step_time_s) or found
+    return found
+
+
+def _bundles(pipelines: Sequence[LaidOut]) -> list[list[int]]:
+    """Like neighbours by index, as many together as each asks for."""
+    found: list[list[int]] = []
+    for i, pipeline in enumerate(pipelines):
+        bundle = pipeline.bundle
+        if not i or bundle != pipelines[i - 1].bundle or len(found[-1]) == bundle.copies:
+            found.append([])
+        found[-1].append(i)
     return found
 
 

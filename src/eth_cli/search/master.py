@@ -13,19 +13,21 @@ integer programme `rounded` makes whole pipelines of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import pulp
 
 from eth_cli.search.pricing import Resource
 from eth_cli.search.solver import solve
-from eth_cli.search.templates import Template
+
+Sort = TypeVar("Sort")
 
 
-class Column(NamedTuple):
-    """A template with what it takes and what it does within some time."""
+class Column(NamedTuple, Generic[Sort]):
+    """A sort of pipelines with what one takes and what it does within some time."""
 
-    template: Template
+    sort: Sort
+    micro_batch_size: int
     uses: tuple[tuple[Resource, int], ...]
     """Resources and how much of each one such pipeline takes."""
     micro_batches: int
@@ -34,7 +36,7 @@ class Column(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples of those micro-batches."""
-        return self.template.micro_batch_size * self.micro_batches
+        return self.micro_batch_size * self.micro_batches
 
 
 class Mix(NamedTuple):
@@ -47,9 +49,9 @@ class Mix(NamedTuple):
     """What one more pipeline would add where their number is limited [samples]."""
 
 
-def undominated(columns: Sequence[Column]) -> list[Column]:
+def undominated(columns: Sequence[Column[Sort]]) -> list[Column[Sort]]:
     """Of columns that take the same, the one that does most; none that does nothing."""
-    best: dict[object, Column] = {}
+    best: dict[object, Column[Sort]] = {}
     for column in columns:
         known = best.get(column.uses)
         if column.micro_batches and (known is None or column.samples > known.samples):
@@ -58,7 +60,7 @@ def undominated(columns: Sequence[Column]) -> list[Column]:
 
 
 def best_mix(
-    columns: Sequence[Column], available: Mapping[Resource, int], max_pipelines: int | None
+    columns: Sequence[Column[Sort]], available: Mapping[Resource, int], max_pipelines: int | None
 ) -> Mix | None:
     """The linear programme's answer; None: the solver had none."""
     if not columns:
@@ -79,7 +81,7 @@ def best_mix(
 def _limits(
     problem: pulp.LpProblem,
     x: Sequence[pulp.LpVariable],
-    columns: Sequence[Column],
+    columns: Sequence[Column[Sort]],
     available: Mapping[Resource, int],
     max_pipelines: int | None,
 ) -> dict[object, pulp.LpConstraint]:
@@ -98,11 +100,11 @@ def _limits(
 
 
 def rounded(
-    columns: Sequence[Column],
+    columns: Sequence[Column[Sort]],
     available: Mapping[Resource, int],
     global_batch_size: int,
     max_pipelines: int | None,
-) -> list[Template] | None:
+) -> list[Sort] | None:
     """Whole pipelines that can do the batch within the columns' time; None: none were found.
 
     Of all such answers one with about the most samples to spare, since real pipelines are a
@@ -123,7 +125,7 @@ def rounded(
     if not result.has_solution:
         return None
     numbers = [round(v) for v in result.variables]
-    chosen = [column.template for column, n in zip(columns, numbers, strict=True) for _ in range(n)]
+    chosen = [column.sort for column, n in zip(columns, numbers, strict=True) for _ in range(n)]
     is_valid = (
         sum(c.samples * n for c, n in zip(columns, numbers, strict=True)) >= global_batch_size
         and all(

@@ -81,37 +81,39 @@ def place(
     kinds: Sequence[Kind],
     cluster: Cluster,
     *,
-    by_column: bool = False,
+    bundles: Sequence[Sequence[int]] | None = None,
     excluded: Collection[str] = (),
 ) -> tuple[PlacedPipeline, ...] | None:
     """Devices for every stage; None: a tensor-parallel group found no node with room for it.
 
     Args:
-        by_column: place all first stages, then all second stages, which keeps the owners of a
-            segment near each other; else pipeline by pipeline, which keeps neighbours near.
+        bundles: shares by index that are placed together, all first stages, then all second ones,
+            which keeps the owners of a segment near each other; None: each alone, which keeps
+            neighbouring stages near.
     """
     free = Free(cluster, excluded)
+    if bundles is None:
+        bundles = [(i,) for i in range(len(shares))]
     # Long pipelines first: they are the hardest to keep together.
-    order = sorted(range(len(shares)), key=lambda i: -len(shares[i].template.stages))
-    slots = [(i, s) for i in order for s in range(len(shares[i].template.stages))]
-    if by_column:
-        slots.sort(key=lambda slot: slot[1])
+    ordered = sorted(bundles, key=lambda b: -max(len(shares[i].template.stages) for i in b))
     chosen: dict[tuple[int, int], tuple[Device, ...]] = {}
-    current = -1
-    for at, (i, s) in enumerate(slots):
-        stage = shares[i].template.stages[s]
-        device_type = kinds[stage.kind].device_type
-        starts_here = s == 0 and not by_column
-        if starts_here or current < 0 or free.count(current, device_type) < stage.tensor_parallel:
-            ahead = [shares[j].template.stages[r] for j, r in slots[at:] if by_column or j == i][
-                :_LOOK_AHEAD
-            ]
-            current = _best_node(
-                free, [(kinds[a.kind].device_type, a.tensor_parallel) for a in ahead]
-            )
-            if current < 0:
-                return None
-        chosen[i, s] = free.take(current, device_type, stage.tensor_parallel)
+    for bundle in ordered:
+        slots = sorted(
+            ((i, s) for i in bundle for s in range(len(shares[i].template.stages))),
+            key=lambda slot: slot[1],
+        )
+        wanted = [
+            (kinds[stage.kind].device_type, stage.tensor_parallel)
+            for stage in (shares[i].template.stages[s] for i, s in slots)
+        ]
+        current = -1
+        for at, slot in enumerate(slots):
+            device_type, width = wanted[at]
+            if current < 0 or free.count(current, device_type) < width:
+                current = _best_node(free, wanted[at : at + _LOOK_AHEAD])
+                if current < 0:
+                    return None
+            chosen[slot] = free.take(current, device_type, width)
     return tuple(
         _placed(share, [chosen[i, s] for s in range(len(share.template.stages))])
         for i, share in enumerate(shares)

@@ -20,11 +20,14 @@ from eth_cli.plan import Plan, Provenance, SolverInfo, UnusedDevice
 from eth_cli.profile.table import Profile
 from eth_cli.search import heuristic
 from eth_cli.search.baselines import best_grid
+from eth_cli.search.certificate import certified_bound_s
 from eth_cli.search.cost import CostModel
 from eth_cli.search.diagnose import closest_fits, infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
+from eth_cli.search.mixes import Mixes, promising
 from eth_cli.search.pacing import self_contained
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
+from eth_cli.search.pricing import Pricing
 from eth_cli.search.refine import refine
 from eth_cli.search.request import (
     EVEN,
@@ -36,7 +39,6 @@ from eth_cli.search.request import (
     micro_batch_sizes,
     unusable_types,
 )
-from eth_cli.search.scale import Scale
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
 from eth_cli.search.templates import Kind, Problem, Template
@@ -214,16 +216,21 @@ class _Search:
                     self.problem, known.families, best, budget=self.options.budget
                 ).run()
         if not proved and not self._is_enough(best, bound_s):
+            pricing = Pricing(self.problem)
             climbed = best.time_s if known.families is not None else math.inf
-            scale = Scale(
-                self.problem,
-                best,
-                max_pipelines=self.options.max_pipelines,
-                is_over=self._is_over,
-            )
-            bound_s = max(bound_s, min(scale.run(), best.time_s))
+            templates = self._mix(pricing, best, bound_s)
             if best.time_s < climbed:
                 self._refine(best, starts)
+            if not self._is_enough(best, bound_s):
+                certified_s = certified_bound_s(
+                    pricing,
+                    templates,
+                    best_s=best.time_s,
+                    max_pipelines=self.options.max_pipelines,
+                    is_over=self._is_over,
+                    prune=best.prune,
+                )
+                bound_s = max(bound_s, min(certified_s, best.time_s))
         if best.pipelines is None:
             self._offer_any(best)
         if best.pipelines is None:
@@ -232,6 +239,19 @@ class _Search:
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
         return self._report(best, bound_s, reasons, tuple(rivals))
+
+    def _mix(self, pricing: Pricing, best: Best, bound_s: float) -> list[Template]:
+        """Offer mixes of pipelines; the templates that the search for them knows."""
+        about_s = best.time_s if best.pipelines is not None else bound_s * _SLOW
+        mixes = Mixes(
+            self.problem,
+            pricing,
+            best,
+            max_pipelines=self.options.max_pipelines,
+            is_over=self._is_over,
+        )
+        mixes.run(promising(self.problem, pricing, about_s))
+        return list(dict.fromkeys(bundle.template for bundle in mixes.pool))
 
     def _is_over(self) -> bool:
         """Whether the time that the caller allows has passed."""
@@ -349,6 +369,8 @@ class _Search:
 
 _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
+_SLOW = 3.0
+"""Step time, in units of the bound, that pipelines are sized for where no plan is known yet."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_DEVICES = 9

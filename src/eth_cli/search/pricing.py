@@ -6,11 +6,15 @@ answers with templates that do more than a given ratio of samples to price, or t
 which is what bounds the step time of every plan (`docs/search.md`, section 3).
 
 A template of W seconds for one micro-batch there and back (transfers included), with m
-micro-batches, takes at least ``W + a_q w_s`` for each of its stages s, of work w_s and at place q
-from the end: ``a_q = m - (q + 1) / 2`` where m > q, and ``(m - 1) b_s`` instead of ``a_q w_s``
-where not. The proof is in `docs/search.md`. With W in an interval and m in an interval this is a
-limit on each stage alone, so the cheapest template is a shortest path over (place, first block).
-Best-first search over the intervals of (m, W) makes it tight.
+micro-batches, takes at least
+
+    W + (m - 1) w - (min(m, q) - 1) g
+
+for each of its stages, of work w, of which g the shorter of forward and backward, at place q from
+the end (the proof is in `docs/search.md`). With ``p = (U - W) / (m - 1)``, the *pace*, that is a
+limit on each stage alone, and the samples ``b m`` are a sum over the stages but for p: with p and
+m in intervals the template of most surplus is a shortest path over (place, first block).
+Best-first search over the intervals makes it tight.
 """
 
 from __future__ import annotations
@@ -24,6 +28,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eth_cli.search.shortest import Allowed, Path, cheapest_path
+from eth_cli.search.stages import (
+    ALWAYS,
+    ROUNDING,
+    Formulas,
+    Limits,
+    StageTables,
+    after_s,
+    limits_of,
+    micro_batches_of,
+    stage_tables,
+)
 from eth_cli.search.templates import Floats, Ints, Problem, Template, TemplateStage
 
 Resource = tuple[int, int]
@@ -31,8 +47,12 @@ Resource = tuple[int, int]
 
 _RESOLUTION = 0.01
 """Width, relative to m and to the step time, down to which intervals are halved."""
-_ALWAYS = 2**40
-"""More micro-batches and places than there are."""
+_FIRST_PIECE = 1.4
+"""Logarithm of the widest interval of paces to begin with."""
+_WEIGHT_OF_M = 0.1
+"""Effect of the width of an interval of m beside that of the pace, about q / m."""
+_SLOWEST_PACE = 8.0
+"""Slowest pace that pipelines are made for, in units of the shortest chain."""
 _OPEN = 8
 """Templates of intervals that are still open at the end that are told too."""
 _TIGHTEST_PRICES = 4
@@ -53,51 +73,21 @@ class Exploration:
 
 
 class _Node(NamedTuple):
-    """Templates of one micro-batch size with m in [low, high] and W in (shortest, longest]."""
+    """Templates of one micro-batch size with m in [low, high] and a pace in [fast_s, slow_s]."""
 
     b: int
     low: int
     high: int
-    shortest_s: float
-    longest_s: float
+    fast_s: float
+    slow_s: float
 
 
-class _Tables(NamedTuple):
-    """Every possible stage of any option at one micro-batch size, in order of its first block."""
+class _Bounded(NamedTuple):
+    """The most surplus of any template of a node, and a path on the way to it."""
 
-    option: Ints
-    start: Ints
-    stop: Ints
-    work_s: Floats
-    """Forward + backward."""
-    backward_s: Floats
-    chain_s: Floats
-    """Work with the fastest transfers to any next stage."""
-    room: Ints
-    """Most micro-batches in flight; a large number where all of any pipeline have room."""
-    update_s: Floats
-    late_s: Floats
-    """Longest backward time of what can lie before the stage, transfers included."""
-    shortest_s: Floats
-    """The shortest chain through all blocks that has this stage in it."""
-    fastest_s: float
-    """The shortest chain through all blocks."""
-
-
-class _Limits(NamedTuple):
-    """What the stages of one exploration may take, by entry of `_Tables`."""
-
-    spare_s: Floats
-    """Step time without the entry's update and the sync that nothing can hide."""
-    price: Floats
-
-
-class _Path(NamedTuple):
-    """Stages over all blocks, by index into `_Tables`."""
-
-    price: float
-    entries: tuple[int, ...]
-    chain_s: float
+    surplus: float
+    """Samples above the price that no template exceeds."""
+    path: Path
 
 
 class Pricing:
@@ -105,42 +95,7 @@ class Pricing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.max_stages = min(problem.num_blocks, sum(problem.counts))
-        self._tables = {b: self._make_tables(b) for b in problem.micro_batch_sizes}
-
-    def _make_tables(self, b: int) -> _Tables:
-        problem = self.problem
-        n = problem.num_blocks
-        starts, stops = np.triu_indices(n + 1, k=1)
-        costs = [problem.costs(option, b) for option in problem.options]
-        forward = np.array([c.forward_s[starts, stops] for c in costs])
-        backward = np.array([c.backward_s[starts, stops] for c in costs])
-        room = np.array([c.in_flight[starts, stops] for c in costs])
-        room = np.where(room >= self.max_stages, _ALWAYS, room)
-        for o, option in enumerate(problem.options):
-            plain = problem.plain(option)
-            if plain is not None:
-                room[o] = np.where(room[plain] >= room[o], 0, room[o])
-        hops = problem.hops(b)
-        work = forward + backward
-        chain = work + np.where(stops == n, 0.0, hops.min(axis=1)[:, None])
-        slowest = _longest_chains(starts, stops, backward, hops, n)
-        before, after = _fastest_chains(starts, stops, chain.min(axis=0), n)
-        pair, option_index = np.nonzero((room > 0).T & np.isfinite(chain).T)
-        at = (option_index, pair)
-        return _Tables(
-            option_index,
-            starts[pair],
-            stops[pair],
-            work[at],
-            backward[at],
-            chain[at],
-            room[at],
-            np.array([c.optimizer_s[starts, stops] for c in costs])[at],
-            slowest[starts[pair]],
-            before[starts[pair]] + chain[at] + after[stops[pair]],
-            float(after[0]),
-        )
+        self._tables = {b: stage_tables(problem, b) for b in problem.micro_batch_sizes}
 
     def prices_of(self, prices: Mapping[Resource, float]) -> Floats:
         """By option: what a stage of it costs."""
@@ -178,171 +133,193 @@ class Pricing:
             only_whole_batch: templates that do the whole batch alone.
             stop_after: templates above the ratio to find before it ends.
         """
-        limits = {b: self._limits(b, time_s, self.prices_of(prices), sync_s) for b in self._tables}
-        heap: list[tuple[float, int, _Node, _Path]] = []
+        # Prices in samples from here on: what a template does above its price is its surplus.
+        limits = {
+            b: limits_of(tables, ratio * self.prices_of(prices), sync_s)
+            for b, tables in self._tables.items()
+        }
+        base = ratio * base_price
+        heap: list[tuple[float, int, _Node, Path]] = []
         order = itertools.count()
         num_nodes = num_pruned = 0
+        found: dict[Template, None] = {}
 
         def push(node: _Node) -> None:
             nonlocal num_nodes, num_pruned
             num_nodes += 1
-            # Only what is cheaper than this has a ratio above the one that is asked about.
-            enough = node.b * node.high / ratio - base_price
-            path = self._cheapest(node, limits[node.b], enough)
-            if path is None:
+            limit = limits[node.b]
+            bounded = self._most(node, limit, time_s, base)
+            if bounded is None:
                 num_pruned += 1
                 return
-            at_most = node.b * node.high / max(path.price + base_price, 1e-300)
-            heapq.heappush(heap, (-at_most, next(order), node, path))
+            path = bounded.path
+            price = float(limit.price[list(path.entries)].sum()) + base
+            if node.b * self._micro_batches(node.b, path, limit, time_s) > price * (1 + ROUNDING):
+                found.setdefault(self._template(node.b, path))
+            # Of large and small templates those that are worth most for their price come first.
+            heapq.heappush(heap, (-bounded.surplus / (price + 1), next(order), node, path))
 
         for b in self._tables:
             for node in self._roots(b, time_s, only_whole_batch):
                 push(node)
-        found: list[Template] = []
         is_proved = True
         while heap and num_nodes < max_nodes and len(found) < stop_after:
             _, _, node, path = heapq.heappop(heap)
-            halves = self._halves(node, time_s)
+            halves = self._halves(node, path, time_s)
             if not halves:
                 is_proved = False
-                template = self._template(node.b, path)
-                if template not in found:
-                    found.append(template)
             for half in halves:
                 push(half)
-        found += [self._template(node.b, path) for _, _, node, path in sorted(heap)[:_OPEN]]
         return Exploration(
-            is_proved=is_proved and not heap,
-            templates=tuple(dict.fromkeys(found)),
+            is_proved=is_proved and not heap and not found,
+            templates=(
+                *found,
+                *(self._template(node.b, path) for _, _, node, path in sorted(heap)[:_OPEN]),
+            ),
             num_nodes=num_nodes,
             num_pruned=num_pruned,
         )
 
     def _roots(self, b: int, time_s: float, only_whole_batch: bool) -> list[_Node]:
         most, rest = divmod(self.problem.global_batch_size, b)
-        shortest = self._tables[b].fastest_s
-        if shortest >= time_s:
+        tables = self._tables[b]
+        spare_s = time_s - tables.fastest_s
+        if spare_s <= 0 or (only_whole_batch and rest):
             return []
-        if only_whole_batch:
-            return [] if rest else [_Node(b, most, most, shortest, time_s)]
         nodes = []
-        low = 1
+        low = most if only_whole_batch else 1
         while low <= most:
             high = min(most, max(low, 2 * low - 1))
-            nodes.append(_Node(b, low, high, shortest, time_s))
+            if low == 1:
+                nodes.append(_Node(b, 1, 1, 0.0, math.inf))
+            else:
+                fast_s, slow_s = tables.least_pace_s, spare_s / (low - 1)
+                pieces = max(1, math.ceil(math.log(max(slow_s / fast_s, 1.0)) / _FIRST_PIECE))
+                edges = np.geomspace(fast_s, max(slow_s, fast_s), pieces + 1).tolist()
+                nodes += [
+                    _Node(b, low, high, *pair)
+                    for pair in itertools.pairwise(edges)
+                    if pair[0] * (low - 1) <= spare_s
+                ]
             low = high + 1
         return nodes
 
-    def _halves(self, node: _Node, time_s: float) -> list[_Node]:
+    def _halves(self, node: _Node, path: Path, time_s: float) -> list[_Node]:
         """The halves of the interval that leaves a node's bound looser; none: both are narrow."""
-        by_m = node.high / node.low - 1
-        by_w = (node.longest_s - node.shortest_s) / time_s
-        if max(by_m, by_w) <= _RESOLUTION:
+        if node.low == 1:
             return []
-        if by_m >= by_w:
-            middle = (node.low + node.high) // 2
-            return [node._replace(high=middle), node._replace(low=middle + 1)]
-        middle_s = math.sqrt(node.longest_s * node.shortest_s)
-        return [node._replace(longest_s=middle_s), node._replace(shortest_s=middle_s)]
+        by_pace = node.slow_s / node.fast_s - 1
+        by_m = (node.high - node.low) / node.low
+        if by_pace <= _RESOLUTION and node.low == node.high:
+            return []
+        # The number of micro-batches matters less, except that it has to be whole.
+        if by_pace > _RESOLUTION and by_pace > by_m * _WEIGHT_OF_M:
+            middle_s = math.sqrt(node.fast_s * node.slow_s)
+            return [node._replace(slow_s=middle_s), node._replace(fast_s=middle_s)]
+        at_most = 1 + (time_s - path.chain_s) / node.fast_s
+        middle = min(max(math.floor(at_most), node.low), node.high - 1)
+        if node.low == node.high:
+            return []
+        spare_s = time_s - self._tables[node.b].fastest_s
+        return [
+            half
+            for half in (node._replace(high=middle), node._replace(low=middle + 1))
+            if half.fast_s * (half.low - 1) <= spare_s
+        ]
 
     # --- The dynamic programme -------------------------------------------------------------------
 
-    def _limits(self, b: int, time_s: float, option_prices: Floats, sync_s: Floats) -> _Limits:
+    def _micro_batches(self, b: int, path: Path, limits: Limits, time_s: float) -> int:
+        """Most micro-batches that the stages of a path do by the formula within a time."""
         tables = self._tables[b]
-        exposed = sync_s[tables.start, tables.stop] - tables.backward_s - tables.late_s
-        return _Limits(
-            time_s - tables.update_s - np.maximum(exposed, 0.0), option_prices[tables.option]
-        )
+        entries = np.array(path.entries)
+        after = after_s(tables, limits, path.chain_s)[entries]
+        places = np.arange(len(entries), 0, -1)
+        found = micro_batches_of(tables, entries, places, time_s - path.chain_s - after)
+        return int(min(found.min(), self.problem.global_batch_size // b))
 
-    def _cheapest(self, node: _Node, limits: _Limits, enough: float) -> _Path | None:
-        """A bound on the price of every template of a node, and a path; None: it is ``enough``.
+    def _most(self, node: _Node, limits: Limits, time_s: float, base: float) -> _Bounded | None:
+        """A bound on the surplus of every template of a node, and a path; None: none is above 0.
 
-        Where the path's W is too long for the node, time gets a price too: for any such price p,
-        ``price + p (W - longest)`` is no more than the price of a path that is within the node.
+        With W a template's chain and p = (U - W) / (m - 1) its pace, at least ``fast``,
+
+            m <= 1 + (U - W) / fast,   m <= high,   W <= U - fast (low - 1)
+
+        A price of time t between 0 and b / fast weighs the first two, a larger one the last: the
+        surplus ``b m - price`` is at most ``constant(t) - min over paths of (t W + price)``.
         """
-        entries = self._entries(node, limits)
-        path = self._shortest(node, entries, limits.price, 0.0, enough)
-        if path is None or path.chain_s <= node.longest_s:
-            return path
-        best = path.price
-        low, high, step = 0.0, None, max(path.price, 1e-12) / node.longest_s
+        tables = self._tables[node.b]
+        allowed, longest_s = self._allowed(node, limits, time_s)
+        natural = node.b / node.fast_s if node.low > 1 else 0.0
+        shortest_s = time_s - node.fast_s * (node.high - 1) if node.low > 1 else 0.0
+
+        def solve(of_time: float) -> _Bounded | None:
+            constant = node.b * node.high - base + min(of_time, natural) * shortest_s
+            constant += max(of_time - natural, 0.0) * longest_s
+            path = self._cheapest(tables, allowed, limits.price, of_time, constant)
+            return None if path is None else _Bounded(constant - path.cost, path)
+
+        found = solve(natural)
+        if found is None or shortest_s <= found.path.chain_s <= longest_s:
+            return found
+        is_short = found.path.chain_s < shortest_s
+        limit_s = shortest_s if is_short else longest_s
+        low, high = (0.0, natural) if is_short else (natural, math.inf)
+        step = max(natural, found.surplus / longest_s)
         for _ in range(_TIGHTEST_PRICES):
-            of_time = low + step if high is None else (low + high) / 2
-            offset = of_time * node.longest_s
-            tried = self._shortest(node, entries, limits.price, of_time, enough + offset)
+            of_time = low + step if math.isinf(high) else (low + high) / 2
+            tried = solve(of_time)
             if tried is None:
                 return None
-            best = max(best, tried.price - offset)
-            if tried.chain_s > node.longest_s:
-                low, step = of_time, step * 4
+            found = min(found, tried, key=lambda f: f.surplus)
+            if tried.path.chain_s > limit_s:
+                low, step = of_time, of_time * 3
             else:
-                high, path = of_time, tried
-        return path._replace(price=best)
+                high = of_time
+        return found
 
-    def _entries(self, node: _Node, limits: _Limits) -> tuple[Ints, Ints, Ints]:
-        """Stages that a node's templates may have: index, first and last place from the end."""
-        tables, m = self._tables[node.b], node.low
-        spare = limits.spare_s - np.maximum(node.shortest_s, tables.shortest_s)
-        last = np.where(tables.room >= m, _ALWAYS, tables.room)
-        # m - (q + 1) / 2 <= spare / work, for places q < m; a little more for rounding.
-        first = np.ceil(2 * (m - spare / tables.work_s * (1 + 1e-12)) - 1)
-        first = np.clip(np.nan_to_num(first, nan=_ALWAYS), 1, _ALWAYS).astype(np.int64)
-        late = (m - 1) * tables.backward_s <= spare * (1 + 1e-12)
-        first = np.where((first >= m) & late, m, np.where(first >= m, _ALWAYS + 1, first))
-        last = np.where(late, last, np.minimum(last, m - 1))
-        (index,) = np.nonzero((first <= last) & (spare > 0))
-        return index, first[index], last[index]
-
-    def _shortest(
+    def _cheapest(
         self,
-        node: _Node,
-        entries: tuple[Ints, Ints, Ints],
+        tables: StageTables,
+        allowed: Allowed,
         prices: Floats,
         price_of_time: float,
         enough: float,
-    ) -> _Path | None:
-        """The cheapest path of stages over all blocks, with a price of time; None: ``enough``.
+    ) -> Path | None:
+        return cheapest_path(
+            tables,
+            allowed,
+            prices,
+            price_of_time=price_of_time,
+            enough=enough,
+            max_stages=self.problem.max_stages,
+        )
 
-        From the last stage to the first: ``value[start]`` is the least price of stages from there
-        on, by place from the end, which tells what memory and the limits permit.
-        """
+    def _allowed(self, node: _Node, limits: Limits, time_s: float) -> tuple[Allowed, float]:
+        """Stages that a node's templates may have, and their longest chain [s]."""
         tables = self._tables[node.b]
-        index, first, last = entries
-        if not len(index):
-            return None
-        start, stop = tables.start[index], tables.stop[index]
-        cost = prices[index] + price_of_time * tables.chain_s[index]
-        rows = np.flatnonzero(np.diff(start, prepend=-1))
-        row_starts = start[rows]
-        value = np.full(self.problem.num_blocks + 1, np.inf)
-        value[-1] = 0.0
-        least = float(cost.min())
-        best, levels = enough, [value]
-        best_place = 0
-        for place in range(1, self.max_stages + 1):
-            if least * place >= best:
-                break
-            total = np.where((first <= place) & (place <= last), cost + value[stop], np.inf)
-            value = np.full(self.problem.num_blocks + 1, np.inf)
-            value[row_starts] = np.minimum.reduceat(total, rows)
-            levels.append(value)
-            if value[0] < best:
-                best, best_place = float(value[0]), place
-        if best_place == 0:
-            return None
-        chosen: list[int] = []
-        at, chain_s = 0, 0.0
-        for place in range(best_place, 0, -1):
-            here = (start == at) & (first <= place) & (place <= last)
-            (options,) = np.nonzero(here)
-            totals = cost[options] + levels[place - 1][stop[options]]
-            entry = int(options[int(totals.argmin())])
-            chosen.append(int(index[entry]))
-            chain_s += float(tables.chain_s[index[entry]])
-            at = int(stop[entry])
-        return _Path(best, tuple(chosen), chain_s)
+        low, high = node.low, node.high
+        longest_s = time_s if low == 1 else time_s - node.fast_s * (low - 1)
+        after = after_s(tables, limits, longest_s)
+        last = np.where(tables.room >= low, ALWAYS, tables.room)
+        fits = tables.shortest_s + after <= time_s * (1 + ROUNDING)
+        if low == 1:
+            first = np.ones_like(last)
+        else:
+            fits &= tables.shortest_s <= longest_s * (1 + ROUNDING)
+            slow = node.slow_s * (1 + ROUNDING)
+            # (m - 1) w - (q - 1) g <= (m - 1) p - after: m at one of its ends allows most.
+            above = tables.work_s - slow
+            least = np.minimum(above * (low - 1), above * (high - 1)) + after
+            first = 1 + np.ceil(least / tables.part_s)
+            first = np.clip(first, 1, ALWAYS).astype(np.int64)
+            late = tables.work_s - tables.part_s <= slow - after / (high - 1)
+            first = np.where(late, np.minimum(first, low), first)
+            last = np.where(late, last, np.minimum(last, high - 1))
+        (index,) = np.nonzero((first <= last) & fits)
+        return Allowed(index, first[index], last[index]), longest_s
 
-    def _template(self, b: int, path: _Path) -> Template:
+    def _template(self, b: int, path: Path) -> Template:
         tables = self._tables[b]
         stages = []
         for entry in path.entries:
@@ -357,6 +334,54 @@ class Pricing:
                 )
             )
         return Template(b, tuple(stages))
+
+    def formulas(self, sync_s: Floats) -> Formulas:
+        """An empty table of templates by formula.
+
+        Args:
+            sync_s: all-reduce of all gradients of a stage that no plan avoids, by [start, stop].
+        """
+        return Formulas(self.problem, self._tables, sync_s)
+
+    # --- Good pipelines, without a proof --------------------------------------------------------
+
+    def at_paces(
+        self,
+        time_s: float,
+        prices: Mapping[Resource, float],
+        *,
+        hops: Mapping[int, Floats],
+        sync_s: Floats,
+        num_paces: int,
+    ) -> list[Template]:
+        """For a number of paces and every micro-batch size, the pipeline of most surplus.
+
+        Args:
+            time_s: step time that it has to end within.
+            prices: of each resource [samples].
+            hops: by micro-batch size, transfers both ways over a boundary, by [option, option] [s].
+            sync_s: all-reduce of a stage's gradients, by [start, stop] [s].
+            num_paces: paces that are tried, from the fastest that any template has.
+        """
+        found: dict[Template, None] = {}
+        for b, known in self._tables.items():
+            tables = known._replace(hops_s=hops[b][np.ix_(known.member, known.member)])
+            limits = limits_of(tables, self.prices_of(prices), sync_s)
+            spare_s = time_s - tables.fastest_s
+            if spare_s <= 0 or not np.isfinite(tables.least_pace_s):
+                continue
+            slowest_s = max(tables.least_pace_s, min(spare_s, _SLOWEST_PACE * tables.fastest_s))
+            most = self.problem.global_batch_size // b
+            for pace_s in np.geomspace(tables.least_pace_s, slowest_s, num_paces).tolist():
+                m = min(most, 1 + int(spare_s / pace_s))
+                if m < 2:
+                    continue
+                node = _Node(b, m, m, pace_s, pace_s)
+                allowed, _ = self._allowed(node, limits, time_s)
+                path = self._cheapest(tables, allowed, limits.price, b / pace_s, math.inf)
+                if path is not None:
+                    found.setdefault(self._template(b, path))
+        return list(found)
 
     # --- Pipelines of one option ---------------------------------------------------------------
 
@@ -388,33 +413,3 @@ class Pricing:
                         start = int(at[start])
                     found.append(Template(b, tuple(stages)))
         return found
-
-
-def _longest_chains(
-    starts: Ints, stops: Ints, backward_s: Floats, hops: Floats, num_blocks: int
-) -> Floats:
-    """By block: no stages before it take longer for a backward, transfers included [s].
-
-    Each block alone, on the option that is slowest for it, over the slowest transfers.
-    """
-    worst_hop = float(np.where(np.isfinite(hops), hops, 0.0).max(initial=0.0))
-    slowest = np.where(np.isfinite(backward_s), backward_s, 0.0).max(axis=0)
-    single = stops == starts + 1
-    longest = np.zeros(num_blocks + 1)
-    longest[stops[single]] = np.cumsum(slowest[single] + worst_hop)
-    return longest
-
-
-def _fastest_chains(
-    starts: Ints, stops: Ints, chain_s: Floats, num_blocks: int
-) -> tuple[Floats, Floats]:
-    """By block: the least time of one micro-batch through all before it, and from it on [s]."""
-    before, after = (np.full(num_blocks + 1, np.inf) for _ in range(2))
-    before[0] = after[-1] = 0.0
-    for block in range(1, num_blocks + 1):
-        here = stops == block
-        before[block] = (chain_s[here] + before[starts[here]]).min()
-    for block in range(num_blocks - 1, -1, -1):
-        here = starts == block
-        after[block] = (chain_s[here] + after[stops[here]]).min()
-    return before, after

@@ -1,0 +1,218 @@
+"""Good plans for any number of devices: mixes of pipelines as they would lie in the nodes.
+
+Column generation as in `certificate`, but for plans, not for proofs: a column is a template with a
+number of copies laid out together, and its time is the estimate of `layouts`, transfers and sync
+over shared NICs included. Whole pipelines of the best mixes, and of every single template that
+does well when all devices repeat it, are placed and simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from eth_cli.search.exhaust import Best
+from eth_cli.search.heuristic import offer_bundles
+from eth_cli.search.layouts import Bundle, LaidOut, Layouts
+from eth_cli.search.master import Column, Mix, best_mix, rounded, undominated
+from eth_cli.search.pricing import Pricing
+from eth_cli.search.templates import Problem, Template
+
+_ALIKE = 3
+"""Pipelines of one option of each kind and number of stages that it begins with."""
+_ROUNDS = 3
+"""Rounds of column generation."""
+_PACES = 8
+"""Paces that a round looks for templates at, for each number of copies."""
+_SAME = 1.003
+"""Ratio below which two times count as one."""
+_SLACKS = (1.0, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.18, 1.28, 1.4, 1.7, 2.2, 3.5)
+"""Times that whole pipelines are made for, in units of the best mix's time."""
+_WHOLE = 4
+"""Mixes of whole pipelines that are simulated."""
+_REPEATED = 4
+"""Plans of one template repeated that are simulated."""
+_COLUMNS = 32
+"""Columns that the integer programme chooses from."""
+_MARGIN = 1e-6
+"""Relative: what rounding may do to a number of samples."""
+
+
+def promising(problem: Problem, pricing: Pricing, time_s: float) -> list[Template]:
+    """Pipelines of one option that do most for their devices within a time, by formula.
+
+    For every kind and number of stages the best few: what transfers and sync make of them, and
+    what other kinds are worth, is not known yet.
+    """
+    templates = [t for b in problem.micro_batch_sizes for t in pricing.uniform(b)]
+    nothing = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
+    formulas = pricing.formulas(nothing)
+    known = [t for t in templates if formulas.add(t)]
+    ranked: dict[tuple[int, int], list[tuple[float, Template]]] = {}
+    for template, number in zip(known, formulas.micro_batches(time_s).tolist(), strict=True):
+        devices = sum(stage.tensor_parallel for stage in template.stages)
+        rate = number * template.micro_batch_size / devices
+        if rate > 0:
+            key = (template.stages[0].kind, len(template.stages))
+            ranked.setdefault(key, []).append((-rate, template))
+    return [template for found in ranked.values() for _, template in sorted(found)[:_ALIKE]]
+
+
+class Mixes:
+    """The search for one problem."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        pricing: Pricing,
+        best: Best,
+        *,
+        max_pipelines: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.problem = problem
+        self.pricing = pricing
+        self.best = best
+        self.layouts = Layouts(problem)
+        self.available = dict(problem.groups)
+        self.max_pipelines = max_pipelines
+        self.is_over = is_over
+        self.pool: dict[Bundle, LaidOut] = {}
+        self.total = problem.global_batch_size
+
+    def run(self, templates: Iterable[Template]) -> None:
+        """Offer plans of these templates and of those that the search adds to them."""
+        for template in templates:
+            self._add(template)
+        if not self.pool:
+            return
+        time_s = self._least_time_s(math.inf)
+        for _ in range(_ROUNDS):
+            if self.is_over() or not math.isfinite(time_s):
+                break
+            before = time_s
+            if not self._price_out(time_s):
+                break
+            time_s = self._least_time_s(time_s)
+            if time_s * _SAME > before:
+                break
+        self._offer_repeated()
+        if math.isfinite(time_s):
+            self._offer_whole(time_s)
+
+    def _add(self, template: Template, numbers: Sequence[int] | None = None) -> bool:
+        added = False
+        for copies in numbers or self.layouts.numbers_of_copies():
+            bundle = Bundle(template, copies)
+            if bundle in self.pool:
+                continue
+            laid_out = self.layouts.lay_out(bundle)
+            if laid_out is not None and all(n <= self.available[r] for r, n in laid_out.uses):
+                self.pool[bundle] = laid_out
+                added = True
+        return added
+
+    # --- The master problem ---------------------------------------------------------------------
+
+    def _columns(self, time_s: float) -> list[Column[LaidOut]]:
+        return undominated(
+            [
+                Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
+                for p in self.pool.values()
+            ]
+        )
+
+    def _mix(self, time_s: float) -> Mix | None:
+        return best_mix(self._columns(time_s), self.available, self.max_pipelines)
+
+    def _is_enough(self, time_s: float) -> bool:
+        mix = self._mix(time_s)
+        return mix is not None and mix.samples >= self.total * (1 - _MARGIN)
+
+    def _least_time_s(self, known_s: float) -> float:
+        """The least time at which a mix does the batch; infinity where none does by ``known_s``."""
+        high = known_s
+        if math.isinf(high):
+            high = min(self.best.time_s * 2.0, max(p.time_s(p.most) for p in self.pool.values()))
+            if not self._is_enough(high):
+                return math.inf
+        low = high * 0.6
+        while self._is_enough(low):
+            high, low = low, low * 0.6
+        while high / low > _SAME:
+            middle = math.sqrt(high * low)
+            if self._is_enough(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _price_out(self, time_s: float) -> bool:
+        """Add templates that are good at the prices of a time; whether there are any new ones."""
+        mix = self._mix(time_s)
+        if mix is None:
+            return False
+        added = False
+        numbers = self.layouts.numbers_of_copies()
+        for copies in dict.fromkeys((numbers[0], numbers[-1])):
+            found = self.pricing.at_paces(
+                time_s,
+                mix.prices,
+                hops={b: self.layouts.hops(b, copies) for b in self.problem.micro_batch_sizes},
+                sync_s=self.layouts.sync_s(copies),
+                num_paces=_PACES,
+            )
+            for template in found:
+                added = self._add(template) or added
+        return added
+
+    # --- Whole pipelines ------------------------------------------------------------------------
+
+    def _offer_repeated(self) -> None:
+        """Offer the best plans of one template, as many as the devices have room for."""
+        estimates = []
+        for laid_out in self.pool.values():
+            number = min(self.available[r] // n for r, n in laid_out.uses)
+            if self.max_pipelines is not None:
+                number = min(number, self.max_pipelines)
+            size = laid_out.bundle.template.micro_batch_size
+            number = min(number, self.total // size)
+            micro_batches = math.ceil(self.total / (size * number))
+            if micro_batches <= laid_out.most:
+                estimates.append((laid_out.time_s(micro_batches), laid_out, number))
+        estimates.sort(key=lambda e: (e[0], e[1].bundle))
+        for time_s, laid_out, number in estimates[:_REPEATED]:
+            if time_s < self.best.limit_s * 1.05 and not self.is_over():
+                offer_bundles(self.problem, [laid_out] * number, self.best)
+
+    def _offer_whole(self, least_s: float) -> None:
+        """Offer whole pipelines of the best mixes, for times from the least up."""
+        seen: set[object] = set()
+        for slack in _SLACKS:
+            time_s = least_s * slack
+            if time_s >= self.best.limit_s or len(seen) >= _WHOLE or self.is_over():
+                return
+            chosen = rounded(
+                self._worthwhile(time_s), self.available, self.total, self.max_pipelines
+            )
+            if chosen is None:
+                continue
+            key = tuple(sorted(p.bundle for p in chosen))
+            if key not in seen:
+                seen.add(key)
+                offer_bundles(self.problem, chosen, self.best)
+
+    def _worthwhile(self, time_s: float) -> list[Column[LaidOut]]:
+        """Columns closest to the best mix."""
+        columns = self._columns(time_s)
+        mix = best_mix(columns, self.available, self.max_pipelines)
+        if mix is None:
+            return columns[:_COLUMNS]
+
+        def price_of_a_sample(column: Column[LaidOut]) -> float:
+            price = sum(mix.prices[r] * n for r, n in column.uses) + mix.base_price
+            return price / column.samples
+
+        return sorted(columns, key=price_of_a_sample)[:_COLUMNS]
