@@ -182,8 +182,9 @@ class Formulas:
             self._joined = np.concatenate(self._rows, axis=1), firsts
         (taken, work, part, places, room), firsts = self._joined
         found = _formula(work, part, room, places, time_s - taken)
-        least: Floats = np.minimum.reduceat(found, firsts)
-        return np.minimum(least, np.array(self._most)).astype(np.int64)
+        least: Floats = np.asarray(np.minimum.reduceat(found, firsts))
+        capped = np.minimum(least, np.array(self._most))
+        return np.asarray(capped, dtype=np.int64)
 
 
 def micro_batches_of(tables: StageTables, entries: Ints, places: Ints, spare_s: Floats) -> Floats:
