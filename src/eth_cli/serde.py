@@ -63,7 +63,6 @@ class Record(BaseModel):
         strict=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pulp
 
 from eth_cli.search.capacity import Families
-from eth_cli.search.solver import SolverResult, solve
+from eth_cli.search.solver import LinearProgram, Row, SolverResult, solve
 from eth_cli.search.templates import Counts
 
 
@@ -68,25 +67,24 @@ def choose(
 
     The answer is rounded to integers and checked here against every constraint.
     """
-    problem = pulp.LpProblem("assign", pulp.LpMaximize)
-    x = [
-        pulp.LpVariable(f"x{c}", 0, _most(column.vector, counts), cat="Integer")
-        for c, column in enumerate(found)
+    n = len(found)  # Column c is x_c, column n + c is y_c.
+    devices = [
+        Row([(i, column.vector[k]) for i, column in enumerate(found) if column.vector[k]], count)
+        for k, count in enumerate(counts)
     ]
-    y = [
-        pulp.LpVariable(f"y{c}", 0, global_batch_size // column.micro_batch_size, cat="Integer")
-        for c, column in enumerate(found)
-    ]
-    problem += pulp.lpSum(c.max_samples * x[i] for i, c in enumerate(found))
-    for k, count in enumerate(counts):
-        problem += pulp.lpSum(c.vector[k] * x[i] for i, c in enumerate(found)) <= count
-    problem += (
-        pulp.lpSum(c.micro_batch_size * y[i] for i, c in enumerate(found)) == global_batch_size
+    samples = [(n + i, column.micro_batch_size) for i, column in enumerate(found)]
+    batch = Row(samples, global_batch_size, is_equality=True)
+    least = [Row([(i, 1), (n + i, -1)], 0) for i in range(n)]
+    most = [Row([(n + i, 1), (i, -c.max_micro_batches)], 0) for i, c in enumerate(found)]
+    result = solve(
+        LinearProgram(
+            costs=[c.max_samples for c in found] + [0] * n,
+            rows=[*devices, batch, *least, *most],
+            upper=[_most(c.vector, counts) for c in found]
+            + [global_batch_size // c.micro_batch_size for c in found],
+            is_integer=True,
+        )
     )
-    for i, column in enumerate(found):
-        problem += y[i] <= column.max_micro_batches * x[i]
-        problem += y[i] >= x[i]
-    result = solve(problem, [*x, *y])
     if not result.has_solution:
         return result, None
     values = [round(value) for value in result.variables]

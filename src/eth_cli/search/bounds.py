@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pulp
 
 from eth_cli.search.assign import Column, columns
 from eth_cli.search.capacity import Families
-from eth_cli.search.solver import solve
+from eth_cli.search.solver import LinearProgram, Row, solve
 from eth_cli.search.templates import Counts, Problem
 
 _SOLVER_TOLERANCE = 1e-6
@@ -26,12 +25,11 @@ def best_capacity_lp(found: Sequence[Column], counts: Counts) -> float:
     """Samples that any number of pipelines, fractions allowed, can do: an upper bound."""
     if not found:
         return 0.0
-    problem = pulp.LpProblem("capacity", pulp.LpMaximize)
-    x = [pulp.LpVariable(f"x{c}", 0) for c in range(len(found))]
-    problem += pulp.lpSum(c.max_samples * x[i] for i, c in enumerate(found))
-    for k, count in enumerate(counts):
-        problem += pulp.lpSum(c.vector[k] * x[i] for i, c in enumerate(found)) <= count
-    result = solve(problem, x)
+    rows = [
+        Row([(i, column.vector[k]) for i, column in enumerate(found) if column.vector[k]], count)
+        for k, count in enumerate(counts)
+    ]
+    result = solve(LinearProgram(costs=[column.max_samples for column in found], rows=rows))
     # Without an optimum nothing is proved: everything stays possible.
     return float("inf") if result.bound is None else result.bound * (1 + _SOLVER_TOLERANCE)
 
@@ -58,31 +56,35 @@ def work_bound_s(problem: Problem) -> float:
     """
     kinds = problem.model.profile.model.kinds
     sorts = sorted(set(kinds))
-    program = pulp.LpProblem("work", pulp.LpMinimize)
-    time = pulp.LpVariable("T", 0)
-    program += time
-    terms: dict[str, list[pulp.LpVariable]] = {sort: [] for sort in sorts}
-    unit_s = 0.0
-    rates: list[tuple[int, str, float]] = []
-    for k in range(len(problem.kinds)):
-        for sort in sorts:
-            rate = _device_s_a_sample(problem, k, kinds.index(sort))
-            if rate < float("inf"):
-                rates.append((k, sort, rate))
-                unit_s = max(unit_s, rate)
-    for k, kind in enumerate(problem.kinds):
-        mine = [(sort, rate) for j, sort, rate in rates if j == k]
-        x = {sort: pulp.LpVariable(f"x{k}_{sorts.index(sort)}", 0) for sort, _ in mine}
-        for sort in x:
-            terms[sort].append(x[sort])
-        # In units of the whole batch and of the slowest block: well scaled for the solver.
-        program += (
-            pulp.lpSum(kinds.count(sort) * (rate / unit_s) * x[sort] for sort, rate in mine)
-            <= kind.num_devices * time
+    rates = [
+        (k, sort, rate)
+        for k in range(len(problem.kinds))
+        for sort in sorts
+        if (rate := _device_s_a_sample(problem, k, kinds.index(sort))) < float("inf")
+    ]
+    # In units of the whole batch and of the slowest block: well scaled for the solver.
+    unit_s = max(rate for _, _, rate in rates)
+    time = len(rates)  # the last column, after an x for each rate
+    rows = [
+        Row(
+            [
+                *(
+                    (i, kinds.count(sort) * (rate / unit_s))
+                    for i, (j, sort, rate) in enumerate(rates)
+                    if j == k
+                ),
+                (time, -kind.num_devices),
+            ],
+            0.0,
         )
-    for sort in sorts:
-        program += pulp.lpSum(terms[sort]) == 1
-    result = solve(program, [time])
+        for k, kind in enumerate(problem.kinds)
+    ]
+    rows += [
+        Row([(i, 1.0) for i, (_, j, _) in enumerate(rates) if j == sort], 1.0, is_equality=True)
+        for sort in sorts
+    ]
+    costs = [0.0] * len(rates) + [1.0]
+    result = solve(LinearProgram(costs=costs, rows=rows, is_maximum=False))
     # Without an optimum: every sample takes each block's fastest device, shared by all of them.
     spread_s = sum(
         kinds.count(sort) * min(rate for _, j, rate in rates if j == sort) for sort in sorts

@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-import pulp
-
 from eth_cli.search.pricing import Resource
-from eth_cli.search.solver import solve
+from eth_cli.search.solver import LinearProgram, Row, solve
 
 Sort = TypeVar("Sort")
 
@@ -65,37 +63,25 @@ def best_mix(
     """The linear programme's answer; None: the solver had none."""
     if not columns:
         return Mix(0.0, dict.fromkeys(available, 0.0), 0.0)
-    problem = pulp.LpProblem("mix", pulp.LpMaximize)
-    x = [pulp.LpVariable(f"x{c}", 0) for c in range(len(columns))]
-    problem += pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
-    rows = _limits(problem, x, columns, available, max_pipelines)
-    result = solve(problem, x)
+    limits = _limits(columns, available, max_pipelines)
+    result = solve(LinearProgram(costs=[column.samples for column in columns], rows=limits))
     if result.value is None:
         return None
-    # Signs of duals depend on the solver; a resource is never worth less than nothing.
-    prices = {r: max(0.0, abs(rows[r].pi or 0.0)) for r in available}
-    base = rows["pipelines"].pi if "pipelines" in rows else 0.0
-    return Mix(result.value, prices, abs(base or 0.0))
+    base = 0.0 if max_pipelines is None else result.duals[-1]
+    return Mix(result.value, dict(zip(available, result.duals, strict=False)), base)
 
 
 def _limits(
-    problem: pulp.LpProblem,
-    x: Sequence[pulp.LpVariable],
-    columns: Sequence[Column[Sort]],
-    available: Mapping[Resource, int],
-    max_pipelines: int | None,
-) -> dict[object, pulp.LpConstraint]:
-    terms: dict[Resource, list[tuple[pulp.LpVariable, int]]] = {r: [] for r in available}
+    columns: Sequence[Column[Sort]], available: Mapping[Resource, int], max_pipelines: int | None
+) -> list[Row]:
+    """A row for each resource, in order, and a last one for the number of pipelines if limited."""
+    terms: dict[Resource, list[tuple[int, float]]] = {r: [] for r in available}
     for c, column in enumerate(columns):
         for resource, amount in column.uses:
-            terms[resource].append((x[c], amount))
-    rows: dict[object, pulp.LpConstraint] = {}
-    for i, (resource, most) in enumerate(available.items()):
-        rows[resource] = pulp.LpAffineExpression(terms[resource]) <= most
-        problem.addConstraint(rows[resource], f"r{i}")
+            terms[resource].append((c, amount))
+    rows = [Row(terms[resource], most) for resource, most in available.items()]
     if max_pipelines is not None:
-        rows["pipelines"] = pulp.lpSum(x) <= max_pipelines
-        problem.addConstraint(rows["pipelines"], "pipelines")
+        rows.append(Row([(c, 1) for c in range(len(columns))], max_pipelines))
     return rows
 
 
@@ -112,16 +98,18 @@ def rounded(
     """
     if not columns:
         return None
-    problem = pulp.LpProblem("rounded", pulp.LpMaximize)
-    x = [
-        pulp.LpVariable(f"x{c}", 0, min(available[r] // n for r, n in column.uses), cat="Integer")
-        for c, column in enumerate(columns)
-    ]
-    samples = pulp.LpAffineExpression([(x[c], column.samples) for c, column in enumerate(columns)])
-    problem += samples
-    problem += samples >= global_batch_size
-    _limits(problem, x, columns, available, max_pipelines)
-    result = solve(problem, x, max_nodes=_MAX_NODES, max_gap=_MAX_GAP)
+    limits = _limits(columns, available, max_pipelines)
+    batch = Row([(c, -column.samples) for c, column in enumerate(columns)], -global_batch_size)
+    result = solve(
+        LinearProgram(
+            costs=[column.samples for column in columns],
+            rows=[batch, *limits],
+            upper=[min(available[r] // n for r, n in column.uses) for column in columns],
+            is_integer=True,
+        ),
+        max_nodes=_MAX_NODES,
+        max_gap=_MAX_GAP,
+    )
     if not result.has_solution:
         return None
     numbers = [round(v) for v in result.variables]

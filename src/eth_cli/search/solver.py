@@ -1,21 +1,49 @@
-"""The only place that talks to PuLP: quiet, with honest outcomes.
+"""The only place that talks to solvers: quiet, with honest outcomes.
 
-HiGHS (through highspy) by default, CBC where that is absent or fails. Traps that are handled here:
-HiGHS prints a banner when an instance is made; a solver that was cut short reports
-``LpStatusOptimal`` and only ``sol_status`` says the truth; PuLP knows no name for some of HiGHS's
-ways to stop early. Solver answers are floating-point: callers re-check them in plain Python.
+A `LinearProgram` goes to HiGHS as it is, through highspy; where that is absent or has no answer,
+PuLP hands it to CBC. PuLP's own way to HiGHS takes twice as long for programs of the planner's
+size, and loading PuLP as long as dozens of them; so it is loaded only when it is asked.
+
+Traps that are handled here: HiGHS prints a banner when an instance is made; solvers call a program
+infeasible that is not; under CBC a solve that was cut short ends as ``LpStatusOptimal`` and only
+``sol_status`` says the truth. Solver answers are floating-point: callers re-check them in plain
+Python.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from importlib import import_module
+from math import inf
+from typing import Any, NamedTuple
 
-import pulp
+
+class Row(NamedTuple):
+    """A constraint: the sum of coefficient x column is at most the limit, or equal to it."""
+
+    terms: Sequence[tuple[int, float]]
+    """(column, coefficient); no column stands twice."""
+    limit: float
+    is_equality: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearProgram:
+    """``max costs x`` (or min) with ``0 <= x <= upper`` and rows that limit what x adds up to."""
+
+    costs: Sequence[float]
+    """Objective, a coefficient a column."""
+    rows: Sequence[Row]
+    upper: Sequence[float] | None = None
+    """Largest value of each column; None: no limit on any."""
+    is_integer: bool = False
+    """Whether all columns are whole numbers."""
+    is_maximum: bool = True
+    """Whether the objective is to be large."""
 
 
 class Status(Enum):
@@ -41,7 +69,10 @@ class SolverResult:
     bound: float | None = None
     """No solution is better than this; known only of a solve that went to its end."""
     variables: tuple[float, ...] = ()
-    """The solution, in the order of the variables given."""
+    """The solution, a value a column."""
+    duals: tuple[float, ...] = ()
+    """Of a linear program: what one more of each row's limit changes the objective by, without
+    its sign, which depends on the solver."""
     solver: str = ""
     """Name of the solver that answered."""
 
@@ -49,6 +80,120 @@ class SolverResult:
     def has_solution(self) -> bool:
         """Whether there is a solution."""
         return self.status in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+class Limits(NamedTuple):
+    """When an integer program may end early. In nodes, not seconds: answers do not vary."""
+
+    max_nodes: int
+    max_gap: float | None
+
+
+Solver = Callable[[LinearProgram, Limits], SolverResult]
+
+_UNKNOWN = SolverResult(status=Status.UNKNOWN)
+
+
+def solve(
+    program: LinearProgram,
+    *,
+    max_nodes: int = 2_000,
+    max_gap: float | None = None,
+    solvers: Sequence[Solver] | None = None,
+) -> SolverResult:
+    """Solve with the first solver that gives an answer one can trust.
+
+    Args:
+        max_nodes: branches after which an integer program ends with the best found.
+        max_gap: relative gap at which it may end, too.
+
+    An ``infeasible`` of one solver is asked of the next one too, for solvers have been wrong; two
+    that say so are believed.
+    """
+    last = _UNKNOWN
+    for solver in SOLVERS if solvers is None else solvers:
+        found = solver(program, Limits(max_nodes, max_gap))
+        if found.has_solution:
+            return found
+        if found.status is last.status is Status.INFEASIBLE:
+            return found
+        last = found
+    return last
+
+
+# --- HiGHS ------------------------------------------------------------------------------------
+
+
+def _highs(program: LinearProgram, limits: Limits) -> SolverResult:
+    # A linear program of the planner's size is solved faster than presolve looks through it.
+    return _run_highs(program, limits, presolve=program.is_integer)
+
+
+def _highs_again(program: LinearProgram, limits: Limits) -> SolverResult:
+    """The other way: presolve is where most of what solvers get wrong comes from."""
+    return _run_highs(program, limits, presolve=not program.is_integer)
+
+
+def _run_highs(program: LinearProgram, limits: Limits, *, presolve: bool) -> SolverResult:
+    try:
+        highspy: Any = import_module("highspy")  # Only some of its versions have types.
+    except ImportError:
+        return _UNKNOWN
+    with _no_banner():
+        highs = highspy.Highs()
+    # An instance and a thread of its own for each solve: the same program gives the same answer.
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("random_seed", 0)
+    highs.setOptionValue("presolve", "on" if presolve else "off")
+    highs.setOptionValue("mip_max_nodes", limits.max_nodes)
+    if limits.max_gap is not None:
+        highs.setOptionValue("mip_rel_gap", limits.max_gap)
+
+    num_columns = len(program.costs)
+    model = highspy.HighsLp()
+    model.num_col_ = num_columns
+    model.num_row_ = len(program.rows)
+    model.sense_ = highspy.ObjSense.kMaximize if program.is_maximum else highspy.ObjSense.kMinimize
+    model.col_cost_ = program.costs
+    model.col_lower_ = [0.0] * num_columns
+    model.col_upper_ = [inf] * num_columns if program.upper is None else program.upper
+    model.row_lower_ = [row.limit if row.is_equality else -inf for row in program.rows]
+    model.row_upper_ = [row.limit for row in program.rows]
+    if program.is_integer:
+        model.integrality_ = [highspy.HighsVarType.kInteger] * num_columns
+    starts, columns, values = [0], [], []
+    for row in program.rows:
+        columns += [column for column, _ in row.terms]
+        values += [value for _, value in row.terms]
+        starts.append(len(columns))
+    matrix = model.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_, matrix.index_, matrix.value_ = starts, columns, values
+    error = highspy.HighsStatus.kError
+    if highs.passModel(model) == error or highs.run() == error:
+        return _UNKNOWN
+
+    status, info = highs.getModelStatus(), highs.getInfo()
+    no_solution = (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    )
+    if status in no_solution:
+        return SolverResult(status=Status.INFEASIBLE, solver="HiGHS")
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return _UNKNOWN
+    is_optimal = status == highspy.HighsModelStatus.kOptimal
+    solution, value = highs.getSolution(), info.objective_function_value
+    bound = info.mip_dual_bound if program.is_integer else value
+    return SolverResult(
+        status=Status.OPTIMAL if is_optimal else Status.FEASIBLE,
+        value=value,
+        bound=bound if is_optimal else None,
+        variables=tuple(solution.col_value),
+        duals=() if program.is_integer else tuple(map(abs, solution.row_dual)),
+        solver="HiGHS",
+    )
 
 
 @contextmanager
@@ -64,79 +209,47 @@ def _no_banner() -> Iterator[None]:
         os.close(saved)
 
 
-class _QuietHiGHS(pulp.HiGHS):  # type: ignore[misc] # PuLP has no types
-    """HiGHS without its banner, and with an answer when it stops at a limit PuLP does not know."""
-
-    def createAndConfigureSolver(self, lp: Any) -> None:  # noqa: N802 # PuLP's name
-        with _no_banner():
-            super().createAndConfigureSolver(lp)
-
-    def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802 # PuLP's name
-        try:
-            status, sol_status = super().findSolutionValues(lp)
-        except KeyError:
-            return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
-        return status, sol_status
+# --- CBC, by PuLP -----------------------------------------------------------------------------
 
 
-def _solvers(max_nodes: int, max_gap: float | None = None) -> list[Any]:
-    found: list[Any] = []
-    # One thread and a limit in nodes, not seconds: the same inputs give the same answer.
-    highs = _QuietHiGHS(
-        msg=False, threads=1, random_seed=0, mip_max_nodes=max_nodes, gapRel=max_gap
-    )
-    if highs.available():
-        found.append(highs)
-    with suppress(pulp.PulpSolverError, AttributeError):
-        cbc = pulp.PULP_CBC_CMD(msg=False, threads=1, maxNodes=max_nodes, gapRel=max_gap)
-        if cbc.available():
-            found.append(cbc)
-    return found
+def _cbc(program: LinearProgram, limits: Limits) -> SolverResult:
+    import pulp
 
-
-def solve(
-    problem: pulp.LpProblem,
-    variables: Sequence[pulp.LpVariable],
-    *,
-    max_nodes: int = 2_000,
-    max_gap: float | None = None,
-    solvers: Sequence[Any] | None = None,
-) -> SolverResult:
-    """Solve with the first solver that gives an answer one can trust.
-
-    Args:
-        max_nodes: branches after which an integer programme ends with the best found.
-        max_gap: relative gap at which it may end, too; its ``bound`` is then not to be used.
-
-    An ``infeasible`` of one solver is asked of the next one too, for solvers have been wrong.
-    """
-    last = SolverResult(status=Status.UNKNOWN)
-    for solver in _solvers(max_nodes, max_gap) if solvers is None else solvers:
-        try:
-            problem.solve(solver)
-        except pulp.PulpSolverError:
-            continue
-        last = _outcome(problem, variables, solver.name)
-        if last.has_solution:
-            return last
-    return last
-
-
-def _outcome(
-    problem: pulp.LpProblem, variables: Sequence[pulp.LpVariable], name: str
-) -> SolverResult:
+    problem = pulp.LpProblem("p", pulp.LpMaximize if program.is_maximum else pulp.LpMinimize)
+    upper: Sequence[float | None] = program.upper or [None] * len(program.costs)
+    category = pulp.LpInteger if program.is_integer else pulp.LpContinuous
+    x = [pulp.LpVariable(f"x{i}", 0, most, category) for i, most in enumerate(upper)]
+    problem += pulp.LpAffineExpression(list(zip(x, program.costs, strict=True)))
+    constraints = []
+    for i, row in enumerate(program.rows):
+        total = pulp.LpAffineExpression([(x[column], value) for column, value in row.terms])
+        constraints.append(total == row.limit if row.is_equality else total <= row.limit)
+        problem.addConstraint(constraints[i], f"r{i}")
+    try:
+        problem.solve(
+            pulp.PULP_CBC_CMD(
+                msg=False, threads=1, maxNodes=limits.max_nodes, gapRel=limits.max_gap
+            )
+        )
+    except (pulp.PulpSolverError, AttributeError):  # absent, or cannot be run
+        return _UNKNOWN
     if problem.status == pulp.LpStatusInfeasible:
-        return SolverResult(status=Status.INFEASIBLE, solver=name)
-    values = tuple(v.varValue for v in variables)
-    solved = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    if problem.status != pulp.LpStatusOptimal or not solved or None in values:
-        return SolverResult(status=Status.UNKNOWN, solver=name)
-    optimal = problem.sol_status == pulp.LpSolutionOptimal
-    value = float(pulp.value(problem.objective))
+        return SolverResult(status=Status.INFEASIBLE, solver="CBC")
+    values = tuple(v.varValue for v in x)
+    is_solved = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    if problem.status != pulp.LpStatusOptimal or not is_solved or None in values:
+        return _UNKNOWN
+    is_optimal = problem.sol_status == pulp.LpSolutionOptimal
+    value = sum(cost * v for cost, v in zip(program.costs, values, strict=True))
     return SolverResult(
-        status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+        status=Status.OPTIMAL if is_optimal else Status.FEASIBLE,
         value=value,
-        bound=value if optimal else None,
+        bound=value if is_optimal and limits.max_gap is None else None,
         variables=values,
-        solver=name,
+        duals=() if program.is_integer else tuple(abs(c.pi or 0.0) for c in constraints),
+        solver="CBC",
     )
+
+
+SOLVERS: tuple[Solver, ...] = (_highs, _highs_again, _cbc)
+"""In the order in which they are asked."""

@@ -32,7 +32,7 @@ def test_case_52_pipelines_stay_inside_nodes_where_they_fit() -> None:
 
 def test_by_column_keeps_owners_of_a_segment_together() -> None:
     cluster = cluster_of({"x": 2}, {"x": 2})
-    placed = place([_share("xx"), _share("xx")], KINDS, cluster, by_column=True)
+    placed = place([_share("xx"), _share("xx")], KINDS, cluster, bundles=[range(2)])
     assert placed is not None
     assert _nodes(placed) == (("n0", "n1"), ("n0", "n1"))
 
