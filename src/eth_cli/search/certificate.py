@@ -22,13 +22,13 @@ from eth_cli.search.templates import Floats, Problem, Template
 
 _MARGIN = 1e-6
 """Relative: what rounding may add to a bound."""
-_PARTS = (0.05, 0.025, 0.0125)
+_PARTS = (0.05, 0.025)
 """Parts below the known templates' least time at which proofs are tried, in turn."""
 _WIDER = (0.1, 0.2, 0.35)
 """Where the first of them fails."""
-_ROUNDS = 4
+_ROUNDS = 3
 """Times that templates are added for each."""
-_NODES = 600
+_NODES = 500
 """Intervals that one attempt looks at."""
 _AT_ONCE = 8
 """Templates that one attempt adds."""

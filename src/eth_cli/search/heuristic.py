@@ -111,10 +111,11 @@ def offer_templates(problem: Problem, templates: Sequence[Template], best: Best)
     return found
 
 
-def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) -> bool:
-    """Share the batch out, lay pipelines out as they were meant to be, simulate: better or not.
+def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) -> float:
+    """Share the batch out, lay pipelines out as they were meant to be, simulate: the step time [s].
 
-    A second time with the shares that the simulated transfers make best.
+    A second time with the shares that the simulated transfers make best. Infinite where the batch
+    cannot be shared out so, or a group has no node.
     """
     ordered = sorted(pipelines, key=lambda p: p.bundle)
     templates = [p.bundle.template for p in ordered]
@@ -124,7 +125,7 @@ def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) ->
         problem.global_batch_size,
     )
     if split is None:
-        return False
+        return float("inf")
     placed = place(
         [Share(t, m) for t, m in zip(templates, split, strict=True)],
         problem.kinds,
@@ -133,7 +134,7 @@ def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) ->
         excluded=problem.excluded,
     )
     if placed is None:
-        return False
+        return float("inf")
     model = problem.model
     times = model.plan_times(placed)
     real = {t: Clock(t) for t in dict.fromkeys(times)}
@@ -141,12 +142,15 @@ def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) ->
         Worker(p.bundle.template.micro_batch_size, p.most, real[t])
         for p, t in zip(ordered, times, strict=True)
     ]
-    found = best.offer(placed, model.evaluate(placed).step_time_s)
+    found_s = model.evaluate(placed).step_time_s
+    best.offer(placed, found_s)
     again = level(workers, problem.global_batch_size)
     if again is not None and again != split:
         placed = tuple(p._replace(micro_batches=m) for p, m in zip(placed, again, strict=True))
-        found = best.offer(placed, model.evaluate(placed).step_time_s) or found
-    return found
+        again_s = model.evaluate(placed).step_time_s
+        best.offer(placed, again_s)
+        found_s = min(found_s, again_s)
+    return found_s
 
 
 def _bundles(pipelines: Sequence[LaidOut]) -> list[list[int]]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eth_cli.search.comm import GRADIENT_BYTES
 from eth_cli.search.pricing import Resource
 from eth_cli.search.templates import Floats, Option, Problem, Template, TemplateStage
 from eth_cli.search.timeline import PipelineTimes, chain_s, period_s
@@ -61,7 +62,7 @@ class Layouts:
         """By pair of kinds: whether any node has both."""
         self.num_devices = sum(problem.counts)
         self._crossing: dict[tuple[Option, Option, int, int], float] = {}
-        self._rings: dict[tuple[int, int, bool], float] = {}
+        self._rings: dict[object, float] = {}
 
     def _meets(self) -> list[list[bool]]:
         nodes = [set(found) for found in self.problem.in_nodes]
@@ -149,29 +150,63 @@ class Layouts:
         return self._crossing[key]
 
     def _sync_s(self, bundle: Bundle, in_node: list[int], times: PipelineTimes) -> float:
-        """Sync that nothing hides: of stages in one node one after the other over its NIC [s]."""
+        """Sync that nothing hides: the rings of all stages in a node share its NIC [s]."""
         stages = bundle.template.stages
         owners = self.num_devices // sum(s.tensor_parallel for s in stages)
         if owners < 2:
             return 0.0
-        exposed = waiting = hidden = 0.0
+        flows: Counter[int] = Counter()
+        for number, stage in zip(in_node, stages, strict=True):
+            flows[number] += stage.tensor_parallel
+        others = set(range(len(self.room))) - {stage.kind for stage in stages}
+        exposed = hidden = 0.0
         for s, stage in enumerate(stages):
-            if s and in_node[s] != in_node[s - 1]:
-                waiting = 0.0
-            waiting += self.ring_s(stage, owners, bundle.copies)
-            exposed = max(exposed, waiting - hidden)
+            exposed = max(
+                exposed,
+                self.ring_s(
+                    stage,
+                    owners,
+                    flows=flows[in_node[s]],
+                    inside=owners
+                    <= min(bundle.copies, self.room[stage.kind] // stage.tensor_parallel),
+                    others=frozenset(others),
+                )
+                - hidden,
+            )
             hidden += times.backward_s[s]
             if s < len(times.send_backward_s):
                 hidden += times.send_backward_s[s]
         return exposed
 
-    def ring_s(self, stage: TemplateStage, owners: int, copies: int) -> float:
-        """All-reduce of a stage's gradients alone on the NICs of its owners' nodes [s]."""
+    def ring_s(
+        self,
+        stage: TemplateStage,
+        owners: int,
+        *,
+        flows: int,
+        inside: bool,
+        others: frozenset[int],
+    ) -> float:
+        """All-reduce of a stage's gradients [s].
+
+        Args:
+            flows: transfers at once on a NIC, of all rings that use it.
+            inside: whether all owners are in one node.
+            others: kinds whose devices own the same blocks in other pipelines.
+        """
         count = self.problem.model.profile.model.stage_parameters(stage.start, stage.stop)
-        inside = owners <= min(copies, self.room[stage.kind] // stage.tensor_parallel)
-        key = (count, owners, inside)
+        key = (count, owners, stage.kind, stage.tensor_parallel, flows, inside, others)
         if key not in self._rings:
-            self._rings[key] = self.problem.best_ring_s(count, owners, across_nodes=not inside)
+            names = [kind.device_type for kind in self.problem.kinds]
+            num_bytes = count * GRADIENT_BYTES / (owners * stage.tensor_parallel)
+            hops = [
+                self.problem.network.best_transfer_s(
+                    names[stage.kind], names[k], num_bytes, flows=flows, across_nodes=not inside
+                )
+                for k in (stage.kind, *others)
+            ]
+            slowest = max((h for h in hops if h is not None), default=0.0)
+            self._rings[key] = 2 * (owners - 1) * slowest
         return self._rings[key]
 
     # --- For the search for templates ----------------------------------------------------------
@@ -205,20 +240,17 @@ class Layouts:
         problem = self.problem
         kind = max(range(len(self.room)), key=lambda k: self.room[k])
         num_blocks = problem.num_blocks
-        shared = max(1, self.room[kind] // copies)
         seconds = np.zeros((num_blocks + 1, num_blocks + 1))
         for start in range(num_blocks):
             for stop in range(start + 1, num_blocks + 1):
-                count = problem.model.profile.model.stage_parameters(start, stop)
                 num_stages = max(1, round(num_blocks / (stop - start)))
-                owners = max(1, self.num_devices // num_stages)
-                together = min(shared, num_stages) * count
-                key = (together, owners, owners <= copies)
-                if key not in self._rings:
-                    self._rings[key] = (
-                        problem.best_ring_s(together, owners, across_nodes=owners > copies)
-                        if owners > 1
-                        else 0.0
+                owners = self.num_devices // num_stages
+                if owners > 1:
+                    seconds[start, stop] = self.ring_s(
+                        TemplateStage(kind, start, stop),
+                        owners,
+                        flows=min(num_stages, max(1, self.room[kind] // copies)),
+                        inside=owners <= copies,
+                        others=frozenset(),
                     )
-                seconds[start, stop] = self._rings[key]
         return seconds

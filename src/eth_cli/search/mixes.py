@@ -9,6 +9,7 @@ does well when all devices repeat it, are placed and simulated.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -34,6 +35,12 @@ _WHOLE = 4
 """Mixes of whole pipelines that are simulated."""
 _REPEATED = 4
 """Plans of one template repeated that are simulated."""
+_PROMISING = 1.05
+"""Ratio to the best plan's time up to which an estimate is worth a simulation."""
+_CUTS = 5
+"""Sets of cuts that are tried for all pipelines."""
+_LEADING = 2
+"""Templates of a mix whose cuts are tried."""
 _COLUMNS = 32
 """Columns that the integer programme chooses from."""
 _MARGIN = 1e-6
@@ -81,6 +88,8 @@ class Mixes:
         self.is_over = is_over
         self.pool: dict[Bundle, LaidOut] = {}
         self.total = problem.global_batch_size
+        self.cuts: frozenset[int] | None = None
+        """Blocks that stages may begin at; None: all."""
 
     def run(self, templates: Iterable[Template]) -> None:
         """Offer plans of these templates and of those that the search adds to them."""
@@ -88,8 +97,20 @@ class Mixes:
             self._add(template)
         if not self.pool:
             return
+        time_s = self._generate(_ROUNDS)
+        repeated = self._offer_repeated()
+        mixed = self._offer_whole(time_s)
+        # Pipelines that are cut at different blocks have many small segments, which wait for each
+        # other. So the best plans' cuts are tried for all of their pipelines.
+        for cuts in list(dict.fromkeys(_cuts(t) for t in (*mixed, *repeated)))[:_CUTS]:
+            self.cuts = cuts
+            self._offer_whole(self._generate(1))
+        self.cuts = None
+
+    def _generate(self, rounds: int) -> float:
+        """Add templates until none is worth more; the least time at which a mix is enough [s]."""
         time_s = self._least_time_s(math.inf)
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             if self.is_over() or not math.isfinite(time_s):
                 break
             before = time_s
@@ -98,9 +119,7 @@ class Mixes:
             time_s = self._least_time_s(time_s)
             if time_s * _SAME > before:
                 break
-        self._offer_repeated()
-        if math.isfinite(time_s):
-            self._offer_whole(time_s)
+        return time_s
 
     def _add(self, template: Template, numbers: Sequence[int] | None = None) -> bool:
         added = False
@@ -121,6 +140,7 @@ class Mixes:
             [
                 Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
                 for p in self.pool.values()
+                if self.cuts is None or self.cuts.issuperset(_cuts(p.bundle.template))
             ]
         )
 
@@ -163,6 +183,7 @@ class Mixes:
                 hops={b: self.layouts.hops(b, copies) for b in self.problem.micro_batch_sizes},
                 sync_s=self.layouts.sync_s(copies),
                 num_paces=_PACES,
+                cuts=self.cuts,
             )
             for template in found:
                 added = self._add(template) or added
@@ -170,8 +191,8 @@ class Mixes:
 
     # --- Whole pipelines ------------------------------------------------------------------------
 
-    def _offer_repeated(self) -> None:
-        """Offer the best plans of one template, as many as the devices have room for."""
+    def _offer_repeated(self) -> list[Template]:
+        """Offer the best plans of one template, as many as the devices have room for; those."""
         estimates = []
         for laid_out in self.pool.values():
             number = min(self.available[r] // n for r, n in laid_out.uses)
@@ -183,17 +204,27 @@ class Mixes:
             if micro_batches <= laid_out.most:
                 estimates.append((laid_out.time_s(micro_batches), laid_out, number))
         estimates.sort(key=lambda e: (e[0], e[1].bundle))
-        for time_s, laid_out, number in estimates[:_REPEATED]:
-            if time_s < self.best.limit_s * 1.05 and not self.is_over():
+        # Of copies laid out in several ways and of like templates only the best.
+        distinct: dict[object, tuple[LaidOut, int]] = {}
+        for time_s, laid_out, number in estimates:
+            if time_s < self.best.limit_s * _PROMISING and len(distinct) < _REPEATED:
+                distinct.setdefault((laid_out.uses, time_s), (laid_out, number))
+        for laid_out, number in distinct.values():
+            if not self.is_over():
                 offer_bundles(self.problem, [laid_out] * number, self.best)
+        return [laid_out.bundle.template for laid_out, _ in distinct.values()]
 
-    def _offer_whole(self, least_s: float) -> None:
-        """Offer whole pipelines of the best mixes, for times from the least up."""
-        seen: set[object] = set()
+    def _offer_whole(self, least_s: float) -> list[Template]:
+        """Offer whole pipelines of the best mixes, for times from the least up.
+
+        The templates that do most in the best of them, most first.
+        """
+        seen: dict[object, list[LaidOut]] = {}
+        best_s, chosen_best = math.inf, list[LaidOut]()
         for slack in _SLACKS:
             time_s = least_s * slack
             if time_s >= self.best.limit_s or len(seen) >= _WHOLE or self.is_over():
-                return
+                break
             chosen = rounded(
                 self._worthwhile(time_s), self.available, self.total, self.max_pipelines
             )
@@ -201,8 +232,14 @@ class Mixes:
                 continue
             key = tuple(sorted(p.bundle for p in chosen))
             if key not in seen:
-                seen.add(key)
-                offer_bundles(self.problem, chosen, self.best)
+                seen[key] = chosen
+                found_s = offer_bundles(self.problem, chosen, self.best)
+                if found_s < best_s:
+                    best_s, chosen_best = found_s, chosen
+        devices = Counter[Template]()
+        for p in chosen_best:
+            devices[p.bundle.template] += sum(s.tensor_parallel for s in p.bundle.template.stages)
+        return [template for template, _ in devices.most_common(_LEADING)]
 
     def _worthwhile(self, time_s: float) -> list[Column[LaidOut]]:
         """Columns closest to the best mix."""
@@ -216,3 +253,8 @@ class Mixes:
             return price / column.samples
 
         return sorted(columns, key=price_of_a_sample)[:_COLUMNS]
+
+
+def _cuts(template: Template) -> frozenset[int]:
+    """The blocks that the stages after the first begin at."""
+    return frozenset(stage.start for stage in template.stages[1:])

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -353,6 +353,7 @@ class Pricing:
         hops: Mapping[int, Floats],
         sync_s: Floats,
         num_paces: int,
+        cuts: Collection[int] | None = None,
     ) -> list[Template]:
         """For a number of paces and every micro-batch size, the pipeline of most surplus.
 
@@ -362,11 +363,16 @@ class Pricing:
             hops: by micro-batch size, transfers both ways over a boundary, by [option, option] [s].
             sync_s: all-reduce of a stage's gradients, by [start, stop] [s].
             num_paces: paces that are tried, from the fastest that any template has.
+            cuts: blocks that stages may begin at; None: all.
         """
         found: dict[Template, None] = {}
         for b, known in self._tables.items():
             tables = known._replace(hops_s=hops[b][np.ix_(known.member, known.member)])
             limits = limits_of(tables, self.prices_of(prices), sync_s)
+            at_cut = None
+            if cuts is not None:
+                edges = [0, *cuts, tables.num_blocks]
+                at_cut = np.isin(tables.start, edges) & np.isin(tables.stop, edges)
             spare_s = time_s - tables.fastest_s
             if spare_s <= 0 or not np.isfinite(tables.least_pace_s):
                 continue
@@ -378,6 +384,9 @@ class Pricing:
                     continue
                 node = _Node(b, m, m, pace_s, pace_s)
                 allowed, _ = self._allowed(node, limits, time_s)
+                if at_cut is not None:
+                    kept = at_cut[allowed.entries]
+                    allowed = Allowed(*(part[kept] for part in allowed))
                 path = self._cheapest(tables, allowed, limits.price, b / pace_s, math.inf)
                 if path is not None:
                     found.setdefault(self._template(b, path))
