@@ -36,6 +36,9 @@ class GpuType:
     """Title of the data sheet or white paper the figures are from."""
 
 
+DTYPES: Final = ("bf16", "fp16", "fp32")
+"""The number formats that a plan may train in."""
+
 INTRA_NODE_LATENCY_S: Final = 5e-6
 """Latency assumed of a link inside a node whose bandwidth comes from this catalogue [s]."""
 

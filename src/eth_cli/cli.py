@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from eth_cli import __version__, stdout
-from eth_cli.cluster import DTYPES
+from eth_cli.catalogue import DTYPES
 from eth_cli.commands import arguments
 from eth_cli.commands.arguments import LARGEST
 from eth_cli.env import EnvVars, is_debug

@@ -16,9 +16,6 @@ from eth_cli import catalogue, serde
 from eth_cli.faults import some_of
 from eth_cli.serde import FieldError, Record
 
-DTYPES = ("bf16", "fp16", "fp32")
-"""The number formats that a plan may train in."""
-
 BF16_CAPABILITY = 8.0
 """The least CUDA compute capability with bf16 arithmetic (Ampere)."""
 

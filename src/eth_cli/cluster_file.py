@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from eth_cli import catalogue, serde, units
+from eth_cli.catalogue import DTYPES
 from eth_cli.cluster import (
-    DTYPES,
     MAX_DEVICES,
     Cluster,
     DeviceGroup,

@@ -12,11 +12,12 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from eth_cli.errors import Fault
+
+if TYPE_CHECKING:  # The command line has faults too, and need not wait for pydantic.
+    from pydantic import BaseModel, ValidationError
 
 Location = tuple[str | int, ...]
 """A place in a file's data: keys and list indices from the top."""
@@ -232,4 +233,6 @@ def _without_none(annotation: Any) -> Any:
 
 
 def _is_record(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
+    from pydantic import BaseModel
+
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from eth_cli.cluster import DTYPES, Cluster, DeviceType
+from eth_cli.catalogue import DTYPES
+from eth_cli.cluster import Cluster, DeviceType
 from eth_cli.errors import ConfigError, Fault
 from eth_cli.model import (
     BYTES_PER_ELEMENT,
@@ -62,7 +63,7 @@ def analytic_profile(
 
     Args:
         seq_len: tokens of a sample.
-        dtype: one of `cluster.DTYPES`.
+        dtype: one of `catalogue.DTYPES`.
         micro_batch_sizes: samples of a micro-batch, each to be profiled.
         progress: told of each step.
 

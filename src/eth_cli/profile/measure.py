@@ -57,7 +57,7 @@ def measure_profile(
 
     Args:
         seq_len: tokens of a sample.
-        dtype: one of `cluster.DTYPES`.
+        dtype: one of `catalogue.DTYPES`.
         micro_batch_sizes: samples of a micro-batch, each to be profiled.
         progress: told of each step.
 
