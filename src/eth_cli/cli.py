@@ -18,7 +18,7 @@ from eth_cli import __version__, stdout
 from eth_cli.catalogue import DTYPES
 from eth_cli.commands import arguments
 from eth_cli.commands.arguments import LARGEST
-from eth_cli.env import EnvVars, is_debug
+from eth_cli.env import EnvVars, is_debug, start_no_blas_threads
 from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
 
 STRATEGIES = ("hpp", "uneven-layers", "even")
@@ -275,6 +275,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Find the pipelines, cuts and shares that train the model fastest on the cluster."""
+    start_no_blas_threads()
     from eth_cli.commands.controls import Controls
     from eth_cli.commands.plan import run_plan_command
 
@@ -324,6 +325,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the step time and memory of a plan as given."""
+    start_no_blas_threads()
     from eth_cli.commands.simulate import run_simulate
 
     run_simulate(

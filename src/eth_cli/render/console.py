@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import TextIO
-
-from rich.console import Console, RenderableType
+from typing import TYPE_CHECKING, TextIO
 
 from eth_cli import stdout
 from eth_cli.errors import Fault
+
+if TYPE_CHECKING:  # What prints nothing for people need not wait for rich.
+    from rich.console import Console, RenderableType
 
 FILE_WIDTH = 110
 """Columns of output that goes to a file or a pipe, unless COLUMNS says otherwise."""
@@ -21,6 +22,8 @@ MAX_FAULTS = 20
 
 def console(stream: TextIO) -> Console:
     """A console on a stream. Made anew for each use, so that a replaced stream is honoured."""
+    from rich.console import Console
+
     is_narrow_default = not stream.isatty() and "COLUMNS" not in os.environ
     return Console(
         file=stream,
