@@ -256,11 +256,11 @@ def _show(
     as_json: bool,
     compare: bool,
 ) -> None:
-    from eth_cli.render.plan import comparison_table, plan_view, search_view
-
     if as_json:
         _show_json(answers, plans, answered, strategy=strategy, compare=compare)
         return
+    from eth_cli.render.plan import comparison_table, plan_view, search_view
+
     if compare:
         print_result(comparison_table({name: answers[name] for name in COMPARED}))
     answer = answers[strategy]
