@@ -227,7 +227,14 @@ def test_help_never_imports_torch() -> None:
         assert not imported_by(run_cli(*argv)) & {"torch", "pulp", "highspy", "numpy"}
 
 
-def test_planning_with_a_profile_imports_no_torch_and_one_solver(tmp_path: Path) -> None:
+def test_the_command_line_itself_waits_for_no_data_types() -> None:
+    assert not imported_by(run_cli("--help")) & {"pydantic", "yaml"}
+
+
+def test_planning_with_a_profile_imports_no_torch_and_one_solver_and_starts_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     write_profile(tmp_path / "profile.json", make_profile(types=("fast", "slow")))
     spec = SOURCE.parent / "cluster_specs" / "laptop.yaml"
     text = spec.read_text(encoding="utf-8").replace("6MiB", "1GB")
@@ -239,6 +246,14 @@ def test_planning_with_a_profile_imports_no_torch_and_one_solver(tmp_path: Path)
         ("simulate", plan, *files),
     )
     for argv in commands:
-        loaded = imported_by(run_cli(*argv))
+        loaded = imported_by(run_cli(*argv) + _ONE_THREAD)
         assert not loaded & {"torch", "pulp"}
         assert "highspy" in loaded or argv[0] != "plan"
+
+
+_ONE_THREAD = """
+import os
+if os.path.isdir("/proc/self/task"):
+    assert len(os.listdir("/proc/self/task")) == 1, "threads were started"
+"""
+"""What follows a command that starts no threads: neither NumPy's nor the solver's."""
