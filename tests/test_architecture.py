@@ -234,7 +234,8 @@ def test_the_command_line_itself_waits_for_no_data_types() -> None:
 def test_planning_with_a_profile_imports_no_torch_and_one_solver_and_starts_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
     write_profile(tmp_path / "profile.json", make_profile(types=("fast", "slow")))
     spec = SOURCE.parent / "cluster_specs" / "laptop.yaml"
     text = spec.read_text(encoding="utf-8").replace("6MiB", "1GB")
