@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,15 +23,19 @@ from eth_cli.search.templates import Floats, Problem, Template
 
 _MARGIN = 1e-6
 """Relative: what rounding may add to a bound."""
-_PARTS = (0.05, 0.025)
+_PARTS = (0.06, 0.03, 0.015)
 """Parts below the known templates' least time at which proofs are tried, in turn."""
-_WIDER = (0.1, 0.2, 0.35)
+_WIDER = (0.12, 0.25, 0.5)
 """Where the first of them fails."""
-_ROUNDS = 3
+_BY_OTHERS = (0.0, 0.03)
+"""Parts below the bound of one regime at which its prices are tried for another."""
+_ROUNDS = 4
 """Times that templates are added for each."""
 _NODES = 500
 """Intervals that one attempt looks at."""
-_AT_ONCE = 8
+_ALL_WORK = 20_000
+"""Intervals that all attempts look at, the last one aside, times the options of a stage."""
+_AT_ONCE = 16
 """Templates that one attempt adds."""
 _SAME = 1.001
 """Ratio below which two times count as one."""
@@ -95,15 +100,28 @@ def certified_bound_s(
     known = list(templates)
     if not math.isfinite(best_s):
         return 0.0
+    budget = _Budget(_ALL_WORK // len(pricing.problem.options))
     relaxed = [
-        _Relaxed(pricing, regime, known, best_s=best_s, is_over=is_over, prune=prune)
+        _Relaxed(pricing, regime, known, budget, best_s=best_s, is_over=is_over, prune=prune)
         for regime in regimes(pricing.problem, max_pipelines)
     ]
-    # The bound is the least of all: the others need no proof of more than that.
-    bound_s = best_s
+    # The bound is the least of all: the others need no proof of more than that, and the prices
+    # that prove one are often good for the others too.
+    bound_s, prices = best_s, list[Mix]()
     for problem in sorted(relaxed, key=lambda r: r.least_s):
-        bound_s = min(bound_s, problem.bound_s(enough_s=bound_s))
+        found_s = problem.proved_by_s(prices, bound_s) if prices else 0.0
+        if found_s < bound_s:
+            found_s = max(found_s, problem.bound_s(enough_s=bound_s))
+        bound_s = min(bound_s, found_s)
+        prices = problem.proofs[-1:] or prices
     return bound_s
+
+
+@dataclass
+class _Budget:
+    """Intervals that are left to look at."""
+
+    nodes: int
 
 
 class _Relaxed:
@@ -114,11 +132,13 @@ class _Relaxed:
         pricing: Pricing,
         regime: Regime,
         templates: Iterable[Template],
+        budget: _Budget,
         *,
         best_s: float,
         is_over: Callable[[], bool],
         prune: Callable[[str, int], None],
     ) -> None:
+        self.budget = budget
         self.pricing = pricing
         self.problem = pricing.problem
         self.regime = regime
@@ -130,6 +150,8 @@ class _Relaxed:
         self._formulas = pricing.formulas(regime.sync_s)
         for template in templates:
             self._add(template)
+        self.proofs: list[Mix] = []
+        """Prices that proved a bound, in turn."""
         self.least_s = self._least_s(best_s)
 
     def _add(self, template: Template) -> bool:
@@ -185,12 +207,18 @@ class _Relaxed:
             proved = self.least_s * (1 - part)
             if proved >= enough_s:
                 return proved
-        else:
-            return proved
         for part in _WIDER if not proved else ():
             if self._is_proved(self.least_s * (1 - part)):
                 return self.least_s * (1 - part)
         return proved
+
+    def proved_by_s(self, prices: Sequence[Mix], most_s: float) -> float:
+        """The largest time up to ``most_s``, or a part of it, that other prices prove [s]."""
+        for part in _BY_OTHERS:
+            for mix in prices:
+                if self._explore(most_s * (1 - part), mix).is_proved:
+                    return most_s * (1 - part)
+        return 0.0
 
     def _is_proved_below(self, part: float) -> bool:
         """Whether no plan takes less than that part below the known templates' least time.
@@ -198,7 +226,7 @@ class _Relaxed:
         Adds the templates that stand against it, until there are no more of them.
         """
         for _ in range(_ROUNDS):
-            if self.is_over():
+            if self.is_over() or self.budget.nodes <= 0:
                 break
             found = self._explore(self.least_s * (1 - part))
             if found.is_proved:
@@ -214,13 +242,13 @@ class _Relaxed:
     def _is_proved(self, time_s: float) -> bool:
         return not self.is_over() and self._explore(time_s).is_proved
 
-    def _explore(self, time_s: float) -> Exploration:
+    def _explore(self, time_s: float, mix: Mix | None = None) -> Exploration:
         """Whether any template does more for its price than the batch for that of all devices.
 
         If none does, no plan takes so little: ``samples <= ratio x (prices x devices + base price
         x pipelines)`` for any prices.
         """
-        mix = self._mix(time_s)
+        mix = mix or self._mix(time_s)
         most = self.regime.most_pipelines
         if mix is None or mix.samples <= 0:
             # Nothing of the pool is of use: any prices may do, such as devices by their speed.
@@ -242,5 +270,8 @@ class _Relaxed:
             only_whole_batch=self.regime.only_whole_batch,
             stop_after=_AT_ONCE,
         )
+        self.budget.nodes -= found.num_nodes
+        if found.is_proved:
+            self.proofs.append(mix)
         self.prune("bound", found.num_pruned)
         return found

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eth_cli.search.shortest import Allowed, Path, cheapest_path
+from eth_cli.search.shortest import Allowed, Path, Slowness, cheapest_path
 from eth_cli.search.stages import (
     ALWAYS,
     ROUNDING,
@@ -55,7 +55,7 @@ _SLOWEST_PACE = 8.0
 """Slowest pace that pipelines are made for, in units of the shortest chain."""
 _OPEN = 8
 """Templates of intervals that are still open at the end that are told too."""
-_TIGHTEST_PRICES = 4
+_TIGHTEST_PRICES = 2
 """Steps of the search for the price of time that makes a bound with a limit on W tightest."""
 
 
@@ -246,7 +246,8 @@ class Pricing:
             m <= 1 + (U - W) / fast,   m <= high,   W <= U - fast (low - 1)
 
         A price of time t between 0 and b / fast weighs the first two, a larger one the last: the
-        surplus ``b m - price`` is at most ``constant(t) - min over paths of (t W + price)``.
+        surplus ``b m - price`` is at most ``constant(t) - min over paths of (t W + price)``. Of the
+        first, ``(U - W) / fast - (U - W) / p`` can be taken off, stage by stage (`Slowness`).
         """
         tables = self._tables[node.b]
         allowed, longest_s = self._allowed(node, limits, time_s)
@@ -256,7 +257,11 @@ class Pricing:
         def solve(of_time: float) -> _Bounded | None:
             constant = node.b * node.high - base + min(of_time, natural) * shortest_s
             constant += max(of_time - natural, 0.0) * longest_s
-            path = self._cheapest(tables, allowed, limits.price, of_time, constant)
+            slowness = None
+            if natural:
+                price = min(of_time / natural, 1.0) * node.b * (node.low - 1)
+                slowness = Slowness(price, node.fast_s, node.low)
+            path = self._cheapest(tables, allowed, limits.price, of_time, constant, slowness)
             return None if path is None else _Bounded(constant - path.cost, path)
 
         found = solve(natural)
@@ -285,12 +290,14 @@ class Pricing:
         prices: Floats,
         price_of_time: float,
         enough: float,
+        slowness: Slowness | None = None,
     ) -> Path | None:
         return cheapest_path(
             tables,
             allowed,
             prices,
             price_of_time=price_of_time,
+            slowness=slowness,
             enough=enough,
             max_stages=self.problem.max_stages,
         )

@@ -8,6 +8,7 @@ often all, are out before the exact one starts.
 
 from __future__ import annotations
 
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -36,12 +37,28 @@ class Path(NamedTuple):
     """One micro-batch there and back, transfers included [s]."""
 
 
+class Slowness(NamedTuple):
+    """What a stage costs for being slower than a pace, by its part of the model.
+
+    A stage of work w at place q, of which g the shorter of forward and backward, makes the pace p
+    of a template with m micro-batches at least ``w - g (q - 1) / (m - 1)``. So with parts that sum
+    to one, ``1/pace - 1/p`` is at least the sum of ``part (1/pace - 1/that)`` over the stages.
+    """
+
+    price: float
+    """Of the whole model at an infinitely slow pace."""
+    pace_s: float
+    micro_batches: int
+    """Least m; at least 2."""
+
+
 def cheapest_path(
     tables: StageTables,
     allowed: Allowed,
     prices: Floats,
     *,
     price_of_time: float,
+    slowness: Slowness | None = None,
     enough: float,
     max_stages: int,
 ) -> Path | None:
@@ -50,11 +67,15 @@ def cheapest_path(
     Args:
         prices: of every stage of the tables.
         price_of_time: of a second of the chain.
+        slowness: what stages slower than a pace cost more; None: nothing.
         enough: a cost that is of no interest any more.
     """
     index = allowed.entries
     cost = prices[index] + price_of_time * tables.work_s[index]
-    kept, before = _on_cheap_paths(tables, index, cost, enough)
+    least = cost
+    if slowness is not None:
+        least = cost + _of_slowness(tables, index, slowness, max_stages)
+    kept, before = _on_cheap_paths(tables, index, least, enough)
     if not len(kept):
         return None
     index, cost = index[kept], cost[kept]
@@ -76,10 +97,13 @@ def cheapest_path(
     rest = np.full(size * num_groups, np.inf)
     rest[-num_groups:] = 0.0
     best, best_place, best_key = enough, 0, 0
-    rests, values = [rest], []
+    rests, values, costs = [rest], [], list[Floats]()
     for place in range(1, max_stages + 1):
-        if place in changes:
+        if slowness is not None or place in changes:
             cost_here = np.where((first <= place) & (place <= last), cost, np.inf)
+            if slowness is not None:
+                cost_here += _of_slowness(tables, index, slowness, place)
+            costs.append(cost_here)
         value = np.full(size * num_groups, np.inf)
         value[row_keys] = found = np.minimum.reduceat(cost_here + rest[into], rows)
         at = int(value[:num_groups].argmin())
@@ -92,7 +116,9 @@ def cheapest_path(
         if num_groups == 1:
             rest = value + hops[0, 0]
         else:
-            rest = (square[:, None, :] + hops).min(axis=2).ravel()
+            # By next group first, so that the minimum is over whole rows.
+            ways = square.T[:, :, None] + hops.T[:, None, :]
+            rest = ways.min(axis=0).ravel()
         rests.append(rest)
     if best_place == 0:
         return None
@@ -100,9 +126,10 @@ def cheapest_path(
     at, chain_s = best_key, 0.0
     for place in range(best_place, 0, -1):
         low, high = np.searchsorted(key, (at, at + 1))
+        here_cost = costs[place - 1] if slowness is not None else cost
         totals = np.where(
             (first[low:high] <= place) & (place <= last[low:high]),
-            cost[low:high] + rests[place - 1][into[low:high]],
+            here_cost[low:high] + rests[place - 1][into[low:high]],
             np.inf,
         )
         here = int(low) + int(totals.argmin())
@@ -115,6 +142,15 @@ def cheapest_path(
             chain_s += float(hops_s[mine, other])
             at = block * num_groups + other
     return Path(best, tuple(chosen), chain_s)
+
+
+def _of_slowness(tables: StageTables, index: Ints, slowness: Slowness, place: int) -> Floats:
+    """What each stage costs for being slow at a place from the end."""
+    ahead = (place - 1) / (slowness.micro_batches - 1)
+    # With more places than micro-batches at least the longer of forward and backward is left.
+    own_s = tables.work_s[index] - min(ahead, 1.0) * tables.part_s[index]
+    slow = np.maximum(1 - slowness.pace_s / own_s, 0.0)
+    return np.asarray(slowness.price * tables.share[index] * slow)
 
 
 def _changes(first: Ints, last: Ints, max_stages: int) -> set[int]:
@@ -132,22 +168,23 @@ def _on_cheap_paths(
     """
     size = tables.num_blocks + 1
     nothing = np.zeros(0, dtype=np.int64)
-    before, after = np.full((2, size), np.inf)
-    before[0] = after[-1] = 0.0
     if not len(index):
-        return nothing, before
+        return nothing, np.full(size, np.inf)
     everywhere = np.full(len(tables.start), np.inf)
     everywhere[index] = cost
     square = np.full((size, size), np.inf)
-    least = np.minimum.reduceat(everywhere[tables.by_cut], tables.cut_rows)
-    square.ravel()[tables.cuts] = least
+    square.ravel()[tables.cuts] = np.minimum.reduceat(everywhere[tables.by_cut], tables.cut_rows)
+    # Plain lists: a programme of so few steps is mostly the calls.
+    after = [0.0]
     for block in range(size - 2, -1, -1):
-        after[block] = (square[block] + after).min()
+        after.insert(0, min(map(add, square[block, block + 1 :].tolist(), after)))
     if not after[0] < enough:
-        return nothing, before
-    columns = np.ascontiguousarray(square.T)
+        return nothing, np.full(size, np.inf)
+    columns = square.T.tolist()
+    before = [0.0]
     for block in range(1, size):
-        before[block] = (columns[block] + before).min()
-    through = before[tables.start[index]] + cost + after[tables.stop[index]]
+        before.append(min(map(add, columns[block], before)))
+    least_before = np.array(before)
+    through = least_before[tables.start[index]] + cost + np.array(after)[tables.stop[index]]
     (kept,) = np.nonzero(through < enough)
-    return kept, before
+    return kept, least_before

@@ -39,6 +39,8 @@ class StageTables(NamedTuple):
     """Of each of those the cut, as an index into a flat square of blocks."""
     work_s: Floats
     """Forward + backward."""
+    share: Floats
+    """Part of the model, by what its blocks take at their fastest."""
     backward_s: Floats
     part_s: Floats
     """The shorter of the two."""
@@ -88,6 +90,9 @@ def stage_tables(problem: Problem, b: int) -> StageTables:
     chain = work + np.where(stops == n, 0.0, hops.min(axis=1)[:, None])
     slowest = _longest_chains(starts, stops, backward, hops, n)
     before, after = _fastest_chains(starts, stops, chain.min(axis=0), n)
+    single = work.min(axis=0)[stops == starts + 1]
+    parts = np.cumsum([0.0, *np.where(np.isfinite(single), single, 0.0)])
+    parts /= parts[-1] or 1.0
     onward, _ = _fastest_chains(starts, stops, forward.min(axis=0), n)
     pair, option_index = np.nonzero((room > 0).T & np.isfinite(chain).T)
     groups = list(dict.fromkeys((o.kind, o.tensor_parallel) for o in problem.options))
@@ -109,6 +114,7 @@ def stage_tables(problem: Problem, b: int) -> StageTables:
         cut_rows,
         cuts[by_cut][cut_rows],
         work[at],
+        (parts[stops] - parts[starts])[pair],
         backward[at],
         np.maximum(np.minimum(forward, backward)[at], 1e-12 * work[at]),
         hops[np.ix_(member, member)],
