@@ -11,6 +11,7 @@ from eth_cli.errors import ConfigError
 from eth_cli.profile.table import Profile
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import stage_memory
+from eth_cli.search.templates import Kind, Problem
 from eth_cli.units import format_bytes
 
 HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
@@ -224,6 +225,21 @@ def _why_unusable(
     # Where all are excluded that is the reason, and width does not matter.
     fitting = [w for w in allowed if w <= most] or allowed
     return _too_small(model, name, fitting, sizes, recompute=options.recompute)
+
+
+def problem_of(
+    model: CostModel, options: SearchOptions, kinds: Sequence[Kind], sizes: Sequence[int]
+) -> Problem:
+    """The problem that is asked, of some kinds of devices and micro-batch sizes."""
+    return Problem(
+        model,
+        kinds=kinds,
+        micro_batch_sizes=sizes,
+        global_batch_size=options.global_batch_size,
+        tensor_parallel=options.tensor_parallel,
+        recompute=options.recompute,
+        excluded=options.excluded,
+    )
 
 
 def _or(widths: Sequence[int]) -> str:
