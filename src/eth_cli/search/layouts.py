@@ -229,7 +229,8 @@ class Layouts:
                 part = 1.0
                 if self.meets[upper.kind][lower.kind]:
                     part = min(1.0, copies * lower.tensor_parallel / self.room[lower.kind])
-                found[i, j] = part * across + (1 - part) * inside[i, j]
+                # Inside may be no link at all, and 0 x infinity is no number.
+                found[i, j] = across if part == 1 else part * across + (1 - part) * inside[i, j]
         return found
 
     def sync_s(self, copies: int) -> Floats:
