@@ -7,6 +7,7 @@ attention. Good enough to be like real profiles; nothing here is meant to predic
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from eth_cli.catalogue import GPU_TYPES
@@ -77,6 +78,30 @@ def _known(name: str) -> DeviceType:
     known = catalogue_type(name)
     assert known is not None
     return known
+
+
+def cluster_yaml(cluster: Cluster) -> str:
+    """A cluster of catalogue types as cluster YAML (JSON, which YAML includes)."""
+    link = cluster.network.inter_node
+    assert link is not None
+    return json.dumps(
+        {
+            "name": f"c{cluster.name}",
+            "nodes": [
+                {
+                    "name": node.name,
+                    "devices": [{"type": g.type, "count": g.count} for g in node.devices],
+                }
+                for node in cluster.nodes
+            ],
+            "network": {
+                "inter_node": {
+                    "bandwidth": f"{link.bandwidth_bytes_per_s * 8 / 1e9:g}Gbps",
+                    "latency": f"{link.latency_s * 1e6:g}us",
+                }
+            },
+        }
+    )
 
 
 def profile(model: str, *, sizes: tuple[int, ...] = SIZES) -> Profile:

@@ -14,13 +14,9 @@ import compileall
 import json
 import math
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import eth_cli  # noqa: E402
-from benchmarks.problems import MODELS, TYPES, mixed_cluster, profile  # noqa: E402
+from benchmarks.problems import (  # noqa: E402
+    MODELS,
+    TYPES,
+    cluster_yaml,
+    mixed_cluster,
+    profile,
+)
+from benchmarks.processes import Run, run  # noqa: E402
 from eth_cli.cluster import Cluster  # noqa: E402
 from eth_cli.profile.table import write_profile  # noqa: E402
 
@@ -64,20 +67,6 @@ class Problem:
     def size(self) -> str:
         """As people write it: ``512x2``."""
         return f"{self.num_devices}x{self.num_types}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What one process did."""
-
-    status: str
-    """ok, infeasible, timeout, or failed (N) with the exit code."""
-    wall_s: float
-    memory_bytes: int
-    """Peak resident memory of the process. Not below this script's own: Linux keeps the peak of the
-    parent's pages that a process starts with."""
-    message: str
-    """The last line it wrote to stderr."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -149,65 +138,6 @@ def problem(size: str, model: str) -> Problem:
 def sorted_sizes(sizes: Iterable[str]) -> list[str]:
     """By number of devices, then of types."""
     return sorted(sizes, key=lambda size: tuple(map(int, size.split("x"))))
-
-
-def cluster_yaml(cluster: Cluster) -> str:
-    """A cluster of catalogue types as cluster YAML (JSON, which YAML includes)."""
-    link = cluster.network.inter_node
-    assert link is not None
-    return json.dumps(
-        {
-            "name": f"c{cluster.name}",
-            "nodes": [
-                {
-                    "name": node.name,
-                    "devices": [{"type": g.type, "count": g.count} for g in node.devices],
-                }
-                for node in cluster.nodes
-            ],
-            "network": {
-                "inter_node": {
-                    "bandwidth": f"{link.bandwidth_bytes_per_s * 8 / 1e9:g}Gbps",
-                    "latency": f"{link.latency_s * 1e6:g}us",
-                }
-            },
-        }
-    )
-
-
-def run(arguments: Sequence[object], *, timeout_s: float) -> Run:
-    """Run eth with arguments, and measure the process."""
-    command = [sys.executable, "-m", "eth_cli", *map(str, arguments)]
-    expired = threading.Event()
-    with tempfile.TemporaryFile() as stderr:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
-        )
-
-        def stop() -> None:
-            expired.set()
-            os.kill(process.pid, signal.SIGKILL)
-
-        timer = threading.Timer(timeout_s, stop)
-        timer.start()
-        try:
-            # Popen.wait does not tell what the process used.
-            _, status, usage = os.wait4(process.pid, 0)
-        finally:
-            timer.cancel()
-        wall_s = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        stderr.seek(0)
-        lines = stderr.read().decode(errors="replace").strip().splitlines()
-    named = {0: "ok", 3: "infeasible"}
-    outcome = named.get(process.returncode, f"failed ({process.returncode})")
-    return Run(
-        status="timeout" if expired.is_set() and process.returncode < 0 else outcome,
-        wall_s=wall_s,
-        memory_bytes=usage.ru_maxrss * 1024,
-        message=lines[-1] if lines else "",
-    )
 
 
 def measure(problem: Problem, *, samples_per_device: int, timeout_s: float) -> Row:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search
-from benchmarks.problems import MODELS, mixed_cluster
+from benchmarks import processes, search
+from benchmarks.problems import MODELS, cluster_yaml, mixed_cluster
 from eth_cli.cluster_file import read_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +78,7 @@ def test_a_run_over_its_time_is_a_row_and_no_crash() -> None:
 
 
 def test_a_run_that_fails_is_told_with_its_code_and_its_words() -> None:
-    done = search.run(["plan", "--cluster", "nowhere.yaml"], timeout_s=60)
+    done = processes.run(["plan", "--cluster", "nowhere.yaml"], timeout_s=60)
     assert done.status == "failed (2)"
     assert done.message
 
@@ -86,7 +86,7 @@ def test_a_run_that_fails_is_told_with_its_code_and_its_words() -> None:
 def test_the_written_cluster_is_the_problem(tmp_path: Path) -> None:
     asked = mixed_cluster(28, 3, inter_node_gbps=25)
     path = tmp_path / "cluster.yaml"
-    path.write_text(search.cluster_yaml(asked), encoding="utf-8")
+    path.write_text(cluster_yaml(asked), encoding="utf-8")
     read = read_cluster(path)
     assert read.nodes == asked.nodes
     assert read.device_types == asked.device_types

@@ -8,15 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import run
 from benchmarks.reference.accuracy import ROOT, replace_table
 from benchmarks.reference.cases import BYTES_PER_PARAMETER, PROCESS_BYTES
 from benchmarks.reference.tables import DEFAULT_PATH, Reference
@@ -39,6 +38,8 @@ DOCUMENT = ROOT / "docs" / "comparison.md"
 GPUS = ("A100-40", "V100-16")
 WIDTHS = (1, 2, 4)
 """Tensor-parallel widths that a node of 4 has room for."""
+TIMEOUT_S = 600.0
+"""After which a search of ours is given up [s]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,20 +270,21 @@ def ours(reference: Reference, row: Any, profile: Profile, text: str) -> Row:
         paths = {name: Path(folder) / name for name in ("c.yaml", "profile.json", "plan.json")}
         paths["c.yaml"].write_text(text)
         write_profile(paths["profile.json"], profile)
-        command: list[str | Path] = [sys.executable, "-m", "eth_cli", "plan"]
-        command += ["--cluster", paths["c.yaml"], "--profile", paths["profile.json"]]
-        command += ["--global-batch-size", str(row["global_batch_size"]), "-o", paths["plan.json"]]
-        started = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wall_s = time.perf_counter() - started
-        if done.returncode:
-            raise RuntimeError(f"eth plan ended with {done.returncode}: {done.stderr}")
+        done = run(
+            [
+                *("plan", "--cluster", paths["c.yaml"], "--profile", paths["profile.json"]),
+                *("--global-batch-size", row["global_batch_size"], "-o", paths["plan.json"]),
+            ],
+            timeout_s=TIMEOUT_S,
+        )
+        if done.status != "ok":
+            raise RuntimeError(f"eth plan, {problem_name(row)}: {done.status}: {done.message}")
         plan, cluster = read_plan(paths["plan.json"]), read_cluster(paths["c.yaml"])
     runs: list[Simulation] = [simulate(plan, profile, cluster, overlap=o) for o in (False, True)]
     return Row(
         problem=problem_name(row),
         planner="eth",
-        search_s=wall_s,
+        search_s=done.wall_s,
         own_figure_s=None,
         step_s=runs[0].step_time_s,
         overlapped_s=runs[1].step_time_s,

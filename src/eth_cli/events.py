@@ -154,3 +154,11 @@ def _event_of_line(line: str, path: str | Path, number: int) -> Event:
         return from_json(line)
     except ValueError as error:
         raise ConfigError.single(str(path), f"line {number}", str(error)) from None
+
+
+def by_rank(spans: Iterable[Span]) -> dict[int, list[Span]]:
+    """The spans of each rank that has any, in the order given."""
+    found: dict[int, list[Span]] = {}
+    for span in spans:
+        found.setdefault(span.rank, []).append(span)
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eth_cli import serde
-from eth_cli.events import Span
+from eth_cli.events import Span, by_rank
 from eth_cli.plan import Plan
 
 BESIDE_COMPUTE = frozenset({"SYNC"})
@@ -45,8 +45,9 @@ def _process_events(
 ) -> Iterable[dict[str, Any]]:
     yield _label(process, 0, "process_name", name=name)
     yield _label(process, 0, "process_sort_index", sort_index=process)
+    of_rank = by_rank(spans)
     for place in plan.ranks:
-        own = [span for span in spans if span.rank == place.rank]
+        own = of_rank.get(place.rank, [])
         row = place.rank * _ROWS_A_RANK
         where = f"{place.device} pipeline {place.pipeline} stage {place.stage}"
         yield from _row(process, row, f"rank {place.rank} {where}")

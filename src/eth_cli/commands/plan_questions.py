@@ -24,7 +24,8 @@ from eth_cli.search.cheapest import Cheapest, find_cheapest
 from eth_cli.search.economics import Cost, check_prices, cost_of
 from eth_cli.search.edits import Change, Variant, apply_changes
 from eth_cli.search.explain import Explanation, explain
-from eth_cli.search.frontier import Frontier, explore
+from eth_cli.search.explore import Explorer
+from eth_cli.search.frontier import Frontier
 from eth_cli.search.planner import SearchOptions, SearchReport
 from eth_cli.search.replan import Answer, Replanner, saying_why
 from eth_cli.search.what_if import Outcome, check_profiled, outcomes, variants
@@ -150,14 +151,16 @@ class Questions:
                 frontier = cheapest.frontier
             elif isinstance(answer, SearchReport):
                 with progress("frontier") as report:
-                    frontier = explore(
-                        profile,
-                        self.cluster,
-                        answer,
-                        replanner.without,
+                    explorer = Explorer(
+                        profile=profile,
+                        cluster=self.cluster,
+                        whole=answer,
+                        search=replanner.without,
                         excluded=self.excluded,
                         progress=report,
                     )
+                    explorer.climb()
+                    frontier = explorer.frontier()
         return Answered(
             chosen=chosen,
             cluster=self.cluster,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group
 from rich.text import Text
 
-from eth_cli.events import Span
+from eth_cli.events import Span, by_rank
 from eth_cli.units import format_seconds
 
 IDLE = "·"
@@ -38,8 +38,9 @@ def gantt(spans: Sequence[Span], labels: Mapping[int, str], *, width: int) -> Gr
     margin = max(len(label) for label in labels.values())
     columns = max(MIN_COLUMNS, width - margin - 1)
     rows = []
+    of_rank = by_rank(drawn)
     for rank in sorted(labels):
-        own = [s for s in drawn if s.rank == rank]
+        own = of_rank.get(rank, [])
         row = Text(f"{labels[rank]:<{margin}} ", no_wrap=True, overflow="crop")
         for name in _row(own, start, length, columns):
             row.append(*SIGNS.get(name, (IDLE, "dim")))

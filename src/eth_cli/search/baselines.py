@@ -106,7 +106,7 @@ def _fullest_grid(
             why = ""
             if num_used < len(devices):
                 why = "no grid over more devices is feasible: "
-                why += reason or _no_grid(problem, len(devices))
+                why += reason or _no_grid(problem, devices)
             return BaselinePlan(
                 pipelines=best[1],
                 step_time_s=best[0],
@@ -114,7 +114,7 @@ def _fullest_grid(
                 why_left_out=why,
                 num_tried=num_tried,
             )
-    reason = reason or _no_grid(problem, len(devices))
+    reason = reason or _no_grid(problem, devices)
     raise InfeasibleError(
         f"no {strategy} plan exists: {reason}",
         binding=reason,
@@ -122,9 +122,19 @@ def _fullest_grid(
     )
 
 
-def _no_grid(problem: Problem, num_devices: int) -> str:
+def _no_grid(problem: Problem, devices: Sequence[Device]) -> str:
+    wide = [
+        name
+        for name in sorted({device.type for device in devices})
+        if not any(problem.model.tables.has(name, 1, b) for b in problem.micro_batch_sizes)
+    ]
+    if wide:
+        return (
+            "its stages have one device each, and the profile has no entries of "
+            f"{', '.join(wide)} at tensor-parallel width 1"
+        )
     return (
-        f"no number of pipelines divides both {num_devices} devices and the micro-batches of a "
+        f"no number of pipelines divides both {len(devices)} devices and the micro-batches of a "
         f"batch of {problem.global_batch_size} samples into stages of at least one block"
     )
 

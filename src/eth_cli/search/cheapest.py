@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.profile.table import Profile
-from eth_cli.search.frontier import MAX_SEARCHES, Explorer, Frontier, Point, Search
+from eth_cli.search.explore import MAX_SEARCHES, Explorer, Search
+from eth_cli.search.frontier import Frontier, Point
 from eth_cli.search.planner import SearchReport
 from eth_cli.search.replan import Progress
 from eth_cli.units import format_seconds
@@ -50,10 +51,10 @@ def find_cheapest(
         InfeasibleError: no plan that was found keeps the step time.
     """
     explorer = Explorer(
-        profile,
-        cluster,
-        whole,
-        search,
+        profile=profile,
+        cluster=cluster,
+        whole=whole,
+        search=search,
         excluded=excluded,
         max_searches=_CLIMB_SEARCHES,
         progress=progress,

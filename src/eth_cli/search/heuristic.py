@@ -184,27 +184,50 @@ _GROWN = 32
 # --- Local search: one more device ------------------------------------------------------------
 
 
-def with_one_more(problem: Problem, templates: Sequence[Template], kind: int) -> Best:
+def with_one_more(
+    problem: Problem,
+    templates: Sequence[Template],
+    kind: int,
+    *,
+    max_pipelines: int | None = None,
+) -> Best:
     """The best plan that also uses a device of a kind: as a stage more anywhere, or on its own.
 
-    Looks at some different pipelines, fewer where there are many, each with its cuts made anew.
+    Of a kind that has wider groups only, the narrowest group. Looks at some different pipelines,
+    fewer where there are many, each with its cuts made anew.
     """
-    best = Best()
+    best = Best(max_pipelines=max_pipelines)
     for template in list(Counter(templates))[: max(1, _GROWN // len(templates))]:
         others = list(templates)
         others.remove(template)
-        if len(template.stages) < problem.num_blocks:
+        more = _narrowest(problem, kind, template.micro_batch_size)
+        if more is not None and len(template.stages) < problem.num_blocks:
             for at in range(len(template.stages) + 1):
                 options = [s.option for s in template.stages]
-                options.insert(at, Option(kind))
+                options.insert(at, more)
                 longer = recut(problem, options, template.micro_batch_size)
                 if longer is not None:
                     offer_templates(problem, [*others, longer], best)
+    if max_pipelines is not None and len(templates) >= max_pipelines:
+        return best
     for b in problem.micro_batch_sizes:
-        alone = recut(problem, [Option(kind)], b)
+        more = _narrowest(problem, kind, b)
+        alone = None if more is None else recut(problem, [more], b)
         if alone is not None:
             offer_templates(problem, [*templates, alone], best)
     return best
+
+
+def _narrowest(problem: Problem, kind: int, micro_batch_size: int) -> Option | None:
+    """The option of a kind that takes fewest devices; None: the profile has none at this size."""
+    device_type, tables = problem.kinds[kind].device_type, problem.model.tables
+    found = [
+        o
+        for o in problem.options
+        if o.kind == kind
+        if not o.recompute and tables.has(device_type, o.tensor_parallel, micro_batch_size)
+    ]
+    return min(found, default=None)
 
 
 def recut(problem: Problem, options: Sequence[Option], micro_batch_size: int) -> Template | None:

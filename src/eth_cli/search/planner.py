@@ -24,6 +24,7 @@ from eth_cli.search.certificate import certified_bound_s
 from eth_cli.search.cost import CostModel
 from eth_cli.search.diagnose import closest_fits, infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
+from eth_cli.search.fit import placed_alone
 from eth_cli.search.mixes import Mixes, promising
 from eth_cli.search.pacing import self_contained
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
@@ -37,11 +38,12 @@ from eth_cli.search.request import (
     SearchOptions,
     check_dtype,
     micro_batch_sizes,
+    problem_of,
     unusable_types,
 )
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
-from eth_cli.search.templates import Kind, Problem, Template
+from eth_cli.search.templates import Kind, Template
 from eth_cli.search.unused import explain_unused, unused_types
 
 __all__ = [
@@ -153,15 +155,8 @@ class _Search:
         self.sizes = micro_batch_sizes(profile, cluster, options)
         self.unusable = unusable_types(self.model, self.sizes, options)
         check_dtype(profile, cluster)
-        self.problem = Problem(
-            self.model,
-            kinds=_kinds(cluster, self.unusable, options.excluded),
-            micro_batch_sizes=self.sizes,
-            global_batch_size=options.global_batch_size,
-            tensor_parallel=options.tensor_parallel,
-            recompute=options.recompute,
-            excluded=options.excluded,
-        )
+        kinds = _kinds(cluster, self.unusable, options.excluded)
+        self.problem = problem_of(self.model, options, kinds, self.sizes)
 
     def run(self) -> SearchReport:
         if not self.problem.kinds:
@@ -272,17 +267,13 @@ class _Search:
 
     def _offer_any(self, best: Best) -> None:
         """A single pipeline that fits, where there is one: the last resort for a first plan."""
-        total = self.options.global_batch_size
-        for fit, fitter in closest_fits(
-            self.model,
-            self.problem.kinds,
-            self.sizes,
-            total,
-            recompute=self.options.recompute,
-        ):
-            if fit.lacking_bytes == 0:
-                template = Template(fitter.micro_batch_size, fit.stages)
-                heuristic.offer_templates(self.problem, [template], best)
+        for fit, fitter in closest_fits(self.problem):
+            size = fitter.micro_batch_size
+            if fit.lacking_bytes > 0 or self.options.global_batch_size % size:
+                continue
+            placed = (placed_alone(self.problem, fit, size),)
+            best.offer(placed, self.model.evaluate(placed).step_time_s)
+            heuristic.offer_templates(self.problem, [Template(size, fit.stages)], best)
 
     def _may_exhaust(self) -> bool:
         return sum(self.problem.counts) <= _EXHAUSTIVE_DEVICES
@@ -291,15 +282,19 @@ class _Search:
 
     def _infeasible(self, *, is_proved: bool) -> InfeasibleError:
         # Where no stage fits any device: say what the least one lacks.
-        kinds = self.problem.kinds or _kinds(self.cluster, (), self.options.excluded)
+        too_old = {
+            name
+            for name, device_type in self.cluster.device_types.items()
+            if device_type.lacks_dtype(self.profile.dtype) is not None
+        }
+        kinds = self.problem.kinds or _kinds(self.cluster, too_old, self.options.excluded)
         return infeasible(
             self.model,
+            self.options,
             kinds=kinds,
             micro_batch_sizes=self.sizes,
-            all_micro_batch_sizes=self.profile.micro_batch_sizes,
-            global_batch_size=self.options.global_batch_size,
+            unusable=self.unusable,
             is_proved=is_proved,
-            recompute=self.options.recompute,
         )
 
     def _report(

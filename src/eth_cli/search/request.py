@@ -11,14 +11,19 @@ from eth_cli.errors import ConfigError
 from eth_cli.profile.table import Profile
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import stage_memory
+from eth_cli.search.templates import Kind, Problem
 from eth_cli.units import format_bytes
 
 HPP, UNEVEN_LAYERS, EVEN = "hpp", "uneven-layers", "even"
 STRATEGIES = (HPP, UNEVEN_LAYERS, EVEN)
 """What `SearchOptions.strategy` may be."""
 
-MAX_MICRO_BATCHES = 16_384
-"""Micro-batches of a global batch; the simulator looks at each one, so more take minutes."""
+MAX_MICRO_BATCHES = 65_536
+"""Micro-batches of a global batch, of the largest size that divides it: 64 for each of 1,024 GPUs.
+
+A search takes no longer for more, but who draws a plan or runs it lists every action of a pipeline.
+That of all these in one pipeline of 8 stages takes seconds and some hundred MiB in every worker.
+"""
 MAX_BLOCKS = 512
 """Blocks of a model; a cut's cost is a matter of pairs of blocks, so more take minutes."""
 
@@ -134,18 +139,22 @@ def _check_size(total: int, sizes: Sequence[int], profile: Profile) -> None:
             "model.blocks",
             f"are {num_blocks}; at most {MAX_BLOCKS} are planned; profile several as one block",
         )
-    smallest = min(sizes)
-    if total // smallest > MAX_MICRO_BATCHES:
-        enough = [b for b in profile.micro_batch_sizes if total // b <= MAX_MICRO_BATCHES]
-        advice = (
-            f"give --micro-batch-size {enough[0]}"
-            if enough
-            else f"profile a size of at least {-(-total // MAX_MICRO_BATCHES)}"
-        )
+    size = max((b for b in sizes if total % b == 0), default=max(sizes))
+    number = -(-total // size)
+    if number > MAX_MICRO_BATCHES:
+        enough = [b for b in profile.micro_batch_sizes if total <= MAX_MICRO_BATCHES * b]
+        whole = [b for b in enough if total % b == 0]
+        if whole:
+            advice = f"give --micro-batch-size {whole[0]}"
+        elif enough:
+            advice = f"use {total - total % enough[0]} samples, which micro-batches of {enough[0]} "
+            advice += "divide,"
+        else:
+            advice = f"profile a size of at least {-(-total // MAX_MICRO_BATCHES)}"
         raise ConfigError.single(
             "--global-batch-size",
             "",
-            f"{total} samples are {total // smallest} micro-batches of {smallest}; at most "
+            f"{total} samples are {number} micro-batches of {size}; at most "
             f"{MAX_MICRO_BATCHES} are planned; {advice} or use a smaller batch",
         )
 
@@ -224,6 +233,21 @@ def _why_unusable(
     # Where all are excluded that is the reason, and width does not matter.
     fitting = [w for w in allowed if w <= most] or allowed
     return _too_small(model, name, fitting, sizes, recompute=options.recompute)
+
+
+def problem_of(
+    model: CostModel, options: SearchOptions, kinds: Sequence[Kind], sizes: Sequence[int]
+) -> Problem:
+    """The problem that is asked, of some kinds of devices and micro-batch sizes."""
+    return Problem(
+        model,
+        kinds=kinds,
+        micro_batch_sizes=sizes,
+        global_batch_size=options.global_batch_size,
+        tensor_parallel=options.tensor_parallel,
+        recompute=options.recompute,
+        excluded=options.excluded,
+    )
 
 
 def _or(widths: Sequence[int]) -> str:

@@ -75,26 +75,36 @@ def _take_back(items: Sequence[tuple[int, int]], surplus: int) -> list[int] | No
     quick = _greedy(items, surplus)
     if quick is not None:
         return quick
-    # Reachable sums by size class, then back from the surplus.
+    # Bit s of the last: whether the size classes so far can sum to s, so quick for long batches.
     room = {size: sum(most for s, most in items if s == size) for size in sizes}
-    reach = [{0}]
+    mask = (1 << (surplus + 1)) - 1
+    reach = [1]
     for size in sizes:
-        reach.append(
-            {
-                base + size * n
-                for base in reach[-1]
-                for n in range(min(room[size], (surplus - base) // size) + 1)
-            }
-        )
-    if surplus not in reach[-1]:
+        reach.append(_with_up_to(reach[-1], size, min(room[size], surplus // size)) & mask)
+    if not reach[-1] >> surplus & 1:
         return None
     left = surplus
     take: dict[int, int] = {}
     for i in range(len(sizes) - 1, -1, -1):
         size = sizes[i]
-        take[size] = next(n for n in range(room[size] + 1) if left - size * n in reach[i])
+        # The smaller sizes reach no more than this.
+        least = max(0, -(-(left - (reach[i].bit_length() - 1)) // size))
+        take[size] = next(
+            n for n in range(least, room[size] + 1) if reach[i] >> left - size * n & 1
+        )
         left -= size * take[size]
     return [number for number, _ in _spread(items, take)]
+
+
+def _with_up_to(reach: int, size: int, most: int) -> int:
+    """The sums of ``reach`` with 0 to ``most`` times a size added."""
+    done, step = 0, 1
+    while done < most:
+        step = min(step, most - done)
+        reach |= reach << size * step
+        done += step
+        step *= 2
+    return reach
 
 
 def _greedy(items: Sequence[tuple[int, int]], surplus: int) -> list[int] | None:

@@ -36,13 +36,17 @@ def explain_unused(problem: Problem, best: Best, *, is_final: bool) -> dict[str,
         for k, kind in enumerate(problem.kinds):
             if kind.device_type not in unused_types(problem, best.pipelines):
                 continue
-            tried = with_one_more(problem, templates, k)
+            tried = with_one_more(problem, templates, k, max_pipelines=best.max_pipelines)
             best.num_simulated += tried.num_simulated
             if turn < rounds and tried.pipelines is not None:
                 grown = best.offer(tried.pipelines, tried.time_s)
                 if grown:
                     break
-            reasons[kind.device_type] = _why_unused(best.time_s, tried.time_s)
+            reasons[kind.device_type] = (
+                _why_unused(best.time_s, tried.time_s)
+                if tried.pipelines is not None
+                else _why_none(problem, best, k)
+            )
         if not grown:
             break
     return reasons
@@ -65,9 +69,29 @@ def _templates_of(problem: Problem, pipelines: Sequence[PlacedPipeline]) -> list
 
 
 def _why_unused(step_time_s: float, with_it_s: float) -> str:
-    if with_it_s == float("inf"):
-        return "fits no pipeline: with it as a stage more, no cut of any pipeline fits in memory"
     return (
         f"would not speed up the plan: {format_seconds(with_it_s)} a step with it in the best "
         f"place found, {format_seconds(step_time_s)} without"
+    )
+
+
+def _why_none(problem: Problem, best: Best, kind: int) -> str:
+    """Why no plan was found that uses a device of a kind more."""
+    assert best.pipelines is not None
+    name = problem.kinds[kind].device_type
+    width = min(option.tensor_parallel for option in problem.options if option.kind == kind)
+    used = Counter(
+        d.node for p in best.pipelines for s in p.stages for d in s.devices if d.type == name
+    )
+    most = max(number - used[node] for node, number in problem.in_nodes[kind].items())
+    if most < width:
+        return (
+            f"a stage of it needs {width} {name} in one node (tensor-parallel width {width}), and "
+            f"no node has more than {most} left"
+        )
+    alone = ""
+    if best.max_pipelines is not None and len(best.pipelines) >= best.max_pipelines:
+        alone = f", and a plan may have {best.max_pipelines} pipelines at most"
+    return (
+        f"fits no pipeline: with it as a stage more, no cut of any pipeline fits in memory{alone}"
     )

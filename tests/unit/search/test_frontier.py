@@ -9,9 +9,12 @@ from builders import make_cluster, make_profile
 
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.profile.table import Profile
 from eth_cli.search.cheapest import find_cheapest
 from eth_cli.search.economics import check_prices, cost_of, price_per_hour
-from eth_cli.search.frontier import MAX_SEARCHES, Frontier, explore, groups_of
+from eth_cli.search.explore import MAX_SEARCHES, Explorer, Search
+from eth_cli.search.frontier import Frontier
+from eth_cli.search.parts import groups_of
 from eth_cli.search.planner import SearchOptions, SearchReport, search
 from eth_cli.search.replan import Answer, Replanner
 
@@ -41,6 +44,22 @@ class CountingSearch:
         return self.replanner.without(excluded)
 
 
+def explored_by(
+    asking: Search,
+    cluster: Cluster,
+    whole: SearchReport,
+    *,
+    profile: Profile = PROFILE,
+    excluded: Collection[str] = (),
+) -> Frontier:
+    """The frontier after the way from nothing to the whole cluster."""
+    explorer = Explorer(
+        profile=profile, cluster=cluster, whole=whole, search=asking, excluded=excluded
+    )
+    explorer.climb()
+    return explorer.frontier()
+
+
 @pytest.fixture(scope="module")
 def small() -> tuple[Cluster, SearchReport]:
     """Four devices, and the plan of all of them."""
@@ -53,7 +72,7 @@ def explored(small: tuple[Cluster, SearchReport]) -> tuple[Frontier, CountingSea
     """Its frontier."""
     cluster, whole = small
     asking = CountingSearch(cluster)
-    return explore(PROFILE, cluster, whole, asking), asking
+    return explored_by(asking, cluster, whole), asking
 
 
 def test_every_point_is_the_plan_of_its_devices(
@@ -101,7 +120,9 @@ def test_the_number_of_searches_is_bounded(num_nodes: int, num_types: int) -> No
         calls.append(excluded)
         return InfeasibleError("none", binding="none", suggestion="")
 
-    frontier = explore(make_profile(types=types), cluster, _renamed(whole, cluster), no_plan)
+    frontier = explored_by(
+        no_plan, cluster, _renamed(whole, cluster), profile=make_profile(types=types)
+    )
     assert len(calls) < MAX_SEARCHES
     assert frontier.num_searches == len(calls) + 1
 
@@ -125,7 +146,7 @@ def test_excluded_devices_are_never_offered(small: tuple[Cluster, SearchReport])
         SearchOptions(global_batch_size=8, budget=2_000, excluded=frozenset({"a:1"})),
     )
     asking = CountingSearch(cluster)
-    frontier = explore(PROFILE, cluster, whole, asking, excluded={"a:1"})
+    frontier = explored_by(asking, cluster, whole, excluded={"a:1"})
     assert all("a:1" in excluded for excluded in asking.asked)
     assert all("a:1" in point.left_out for point in frontier.points)
 

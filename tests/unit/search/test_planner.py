@@ -18,6 +18,7 @@ from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, SearchReport, compare, search, self_contained
+from eth_cli.search.request import MAX_MICRO_BATCHES
 from eth_cli.search.simulate import Simulation, simulate, simulate_with
 
 MIB = 2**20
@@ -173,13 +174,26 @@ def test_case_13_batch_that_no_sum_of_micro_batches_gives() -> None:
 
 def test_a_search_that_nobody_would_wait_for_is_refused() -> None:
     profile = make_profile(micro_batch_sizes=(1, 64))
-    with pytest.raises(ConfigError, match=r"1000000 micro-batches of 1; .* --micro-batch-size 64"):
-        _plan(make_cluster(), profile, 1_000_000)
-    with pytest.raises(ConfigError, match="profile a size of at least 61036"):
+    with pytest.raises(ConfigError, match="profile a size of at least 15259"):
         _plan(make_cluster(), profile, 10**9)
+    with pytest.raises(
+        ConfigError, match=r"1000001 micro-batches of 1; .* use 1000000 samples, .* of 64 divide"
+    ):
+        _plan(make_cluster(), profile, 1_000_001)
+    with pytest.raises(ConfigError, match=r"1000000 micro-batches of 1; .* --micro-batch-size 64"):
+        _plan(make_cluster(), profile, 1_000_000, micro_batch_size=1)
     deep = make_profile(num_layers=511)
     with pytest.raises(ConfigError, match="are 513; at most 512 are planned"):
         _plan(make_cluster(), deep, 8)
+
+
+def test_micro_batches_are_counted_at_the_largest_size_that_divides() -> None:
+    """A million samples are 15,625 micro-batches of 64, whatever smaller sizes would make."""
+    for sizes, total in (((1, 64), 1_000_000), ((1,), MAX_MICRO_BATCHES)):
+        report = _plan(make_cluster(), make_profile(micro_batch_sizes=sizes), total)
+        assert sum(p.num_samples for p in report.plan.pipelines) == total
+    with pytest.raises(ConfigError, match="65537 micro-batches of 1; at most 65536"):
+        _plan(make_cluster(), make_profile(micro_batch_sizes=(1,)), MAX_MICRO_BATCHES + 1)
 
 
 # --- Devices left out ----------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
+
 from eth_cli.search.shares import Worker, level, splits
 
 
@@ -45,3 +47,17 @@ def test_level_is_the_best_of_all_splits() -> None:
             assert tuple(found) in all_splits
             assert longest(found) == min(longest(s) for s in all_splits)
     assert 10 < num_none < 140
+
+
+@pytest.mark.timeout(10)
+def test_a_long_batch_of_sizes_that_divide_nothing_takes_no_time_to_speak_of() -> None:
+    """Taking back all that is too much, large micro-batches first, leaves a remainder of 1."""
+    workers = [_worker(3, 65_536 // 3, 0.0, 3.0)] * 4 + [_worker(2, 65_536 // 2, 0.0, 2.1)] * 4
+    for total in (65_535, 65_536, 65_537):
+        found = level(workers, total)
+        assert found is not None
+        assert sum(w.micro_batch_size * m for w, m in zip(workers, found, strict=True)) == total
+        longest = max(w.time_s(m) for w, m in zip(workers, found, strict=True))
+        # All at one pace, in micro-batches of no size: no split ends sooner.
+        least = total / (4 / 1.0 + 4 / 1.05)
+        assert least <= longest <= least + 3.0
