@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from oracle.instances import Instance
 from oracle.memory_check import check_fits, peak_bytes
-from quality.clusters import random_problem
 
+from benchmarks.clusters import Instance, random_problem
 from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan
