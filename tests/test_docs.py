@@ -20,7 +20,9 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-OTHER_PROGRAMS = {"--fix", "--reference", "--write", "--only", "--samples-per-device"}
+OTHER_PROGRAMS = {"--fix", "--reference", "--write", "--only", "--samples-per-device"} | {
+    *("--clusters", "--first", "--quick")
+}
 """Options in documents that are not of `eth`."""
 
 
