@@ -229,7 +229,10 @@ class Layouts:
                 part = 1.0
                 if self.meets[upper.kind][lower.kind]:
                     part = min(1.0, copies * lower.tensor_parallel / self.room[lower.kind])
-                found[i, j] = part * across + (1 - part) * inside[i, j]
+                # Options that never meet have no time inside: infinite times nothing is no number.
+                found[i, j] = across
+                if part < 1.0:
+                    found[i, j] = part * across + (1 - part) * inside[i, j]
         return found
 
     def sync_s(self, copies: int) -> Floats:

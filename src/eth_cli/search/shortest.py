@@ -62,7 +62,9 @@ def cheapest_path(
     stop = tables.stop[index]
     used, group = np.unique(tables.group[index], return_inverse=True)
     hops_s = tables.hops_s[np.ix_(used, used)]
-    hops = price_of_time * hops_s
+    # Groups that are not connected stay so where time costs nothing: nothing times infinity is nan.
+    hops = np.full_like(hops_s, np.inf)
+    np.multiply(price_of_time, hops_s, out=hops, where=np.isfinite(hops_s))
     num_groups, size = len(used), len(before)
     key = tables.start[index] * num_groups + group
     # Blocks and groups in one number; entries are in the order of their first block and group.
