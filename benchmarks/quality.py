@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -295,17 +295,15 @@ def _defects_table(found: Sequence[dict[str, Any]]) -> str:
 
 def measure_all(
     seeds: Sequence[int], *, max_devices: int, tell: Callable[[str], None]
-) -> list[Row]:
+) -> Iterator[Row]:
     """All rows, told one by one."""
-    rows = []
     for i, seed in enumerate(seeds, start=1):
         started_s = time.perf_counter()
         row = measure(seed, max_devices=max_devices)
         taken_s = time.perf_counter() - started_s
         steps = ", ".join(_step_words(row.step_time_s[name]) for name in RUNGS)
         tell(f"{i}/{len(seeds)} seed {seed}, {row.num_devices} devices, {taken_s:.1f} s: {steps}")
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _step_words(step_s: float | None) -> str:
@@ -329,20 +327,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"also into {DOCUMENT.name}")
     options = parser.parse_args()
     number = options.clusters or (QUICK_CLUSTERS if options.quick else CLUSTERS)
-    rows = measure_all(
+    to_file = options.json is not None and options.json != "-"
+    rows: list[Row] = []
+    for row in measure_all(
         range(options.first, options.first + number),
         max_devices=QUICK_MAX_DEVICES if options.quick else MAX_DEVICES,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    results = {"conditions": {"cores": os.cpu_count(), "budget": BUDGET}} | results_of(rows)
+    ):
+        rows.append(row)
+        results = {"conditions": {"cores": os.cpu_count(), "budget": BUDGET}} | results_of(rows)
+        if to_file:  # After every cluster: a run that is stopped leaves what it has.
+            Path(options.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     text = tables(results)
     print(text, file=sys.stderr if options.json == "-" else sys.stdout)
-    if options.json:
-        written = json.dumps(results, indent=2) + "\n"
-        if options.json == "-":
-            sys.stdout.write(written)
-        else:
-            Path(options.json).write_text(written, encoding="utf-8")
+    if options.json == "-":
+        print(json.dumps(results, indent=2))
     if options.write:
         before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
         _, _, after = rest.partition(END)
