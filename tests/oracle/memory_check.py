@@ -1,8 +1,9 @@
 """Peak memory of every device of a plan, by the formula of docs/search.md, apart from the product.
 
 Parameters of the stage / t x bytes per parameter, a weight tied within the stage once; activations
-of one micro-batch x min(m, P - s) in flight; two buffers towards each neighbour; the process. With
-recomputation: what is kept of every block in flight, and the largest block's activations once.
+of one micro-batch x min(m, P - s) in flight; two buffers towards each neighbour; the process; the
+largest workspace of a block. With recomputation: what is kept of every block in flight, and the
+largest block's activations once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, int]
             for group in profile.model.tied_blocks:
                 uses = len(set(group) & set(blocks))
                 parameters -= max(0, uses - 1) * profile.model.tied_parameters
-            saved, kept = [], []
+            saved, kept, workspaces = [], [], []
             for b in blocks:
                 entry = profile.lookup(
                     device_type,
@@ -42,6 +43,7 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, int]
                 assert entry is not None, f"{device_type} has no width {width}, size {size}"
                 saved.append(entry.activation_bytes)
                 kept.append(entry.recompute_activation_bytes)
+                workspaces.append(entry.workspace_bytes or 0)
             in_flight = min(pipeline.micro_batches, num_stages - s)
             if stage.recompute:
                 activations = max(saved)
@@ -56,6 +58,7 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, int]
                 + activations
                 + 2 * neighbours * size * profile.model.boundary_bytes_per_sample
                 + profile.process_bytes(device_type)
+                + max(workspaces)
             )
             peaks.update(dict.fromkeys(stage.devices, needed))
     return peaks

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from oracle.instances import Instance
 from oracle.memory_check import check_fits, peak_bytes
-from quality.clusters import random_problem
 
+from benchmarks.clusters import Instance, random_problem
 from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan
@@ -14,8 +13,10 @@ from eth_cli.profile.table import Profile
 from eth_cli.search.planner import SearchOptions, search
 from eth_cli.search.simulate import simulate
 
-BUDGET = 2_000
+BUDGET = 500
 """Candidates of the exhaustive search: these tests are of plans, not of proofs."""
+A_LONG_TIME = pytest.mark.timeout(900)
+"""For tests of so many clusters that a busy machine takes minutes for them."""
 
 
 def plan_of(problem: Instance, strategy: str = "hpp") -> Plan | None:
@@ -28,33 +29,45 @@ def plan_of(problem: Instance, strategy: str = "hpp") -> Plan | None:
         return None
 
 
-def check_memory(first: int, last: int) -> None:
+def with_workspaces(profile: Profile) -> Profile:
+    """The profile, with blocks that take a part of their activations more while they run."""
+    compute = [
+        entry.model_copy(update={"workspace_bytes": entry.activation_bytes // (3 + i % 4)})
+        for i, entry in enumerate(profile.compute)
+    ]
+    return profile.model_copy(update={"compute": tuple(compute)})
+
+
+def check_memory(first: int, *, num_plans: int) -> None:
     """No device is above its capacity, by the tests' own formula and by the plan's prediction."""
-    num_plans = 0
-    for seed in range(first, last):
+    seeds = iter(range(first, first + 2 * num_plans))
+    found = 0
+    while found < num_plans:
+        seed = next(seeds)
         cluster, profile, total = random_problem(seed, max_devices=12)
+        if seed % 2:
+            profile = with_workspaces(profile)
         plan = plan_of((cluster, profile, total))
         if plan is None:
             continue
-        num_plans += 1
+        found += 1
         check_fits(plan, profile, cluster)
         assert plan.predicted is not None
         told = {m.device: m.bytes for m in plan.predicted.memory}
         assert told == peak_bytes(plan, profile, cluster), f"seed {seed}"
         used = {d for p in plan.pipelines for s in p.stages for d in s.devices}
         assert used | {u.device for u in plan.unused_devices} == set(cluster.devices)
-    assert num_plans >= (last - first) * 0.6
 
 
-@pytest.mark.parametrize("first", [0, 20])
-def test_case_36_no_device_is_above_its_memory(first: int) -> None:
-    check_memory(first, first + 20)
+def test_case_36_no_device_is_above_its_memory() -> None:
+    check_memory(0, num_plans=12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1_000, 50))
-def test_case_36_no_device_is_above_its_memory_on_1000_clusters(first: int) -> None:
-    check_memory(first, first + 50)
+@A_LONG_TIME
+@pytest.mark.parametrize("first", range(0, 2_000, 100))
+def test_case_36_no_device_is_above_its_memory_in_1000_plans(first: int) -> None:
+    check_memory(first, num_plans=50)
 
 
 def with_less(cluster: Cluster, plan: Plan, profile: Profile) -> Cluster:
@@ -72,10 +85,11 @@ def with_less(cluster: Cluster, plan: Plan, profile: Profile) -> Cluster:
     return cluster.model_copy(update={"device_types": types})
 
 
-def test_one_percent_less_memory_than_needed_changes_the_plan() -> None:
+def check_less_memory(last: int, *, max_devices: int) -> None:
+    """With 1 % less memory than a plan needs there is another plan, or none."""
     num_changed = 0
-    for seed in range(30):
-        cluster, profile, total = random_problem(seed, max_devices=8)
+    for seed in range(last):
+        cluster, profile, total = random_problem(seed, max_devices=max_devices)
         before = plan_of((cluster, profile, total))
         if before is None:
             continue
@@ -85,7 +99,17 @@ def test_one_percent_less_memory_than_needed_changes_the_plan() -> None:
         if after is not None:
             assert after.pipelines != before.pipelines, f"seed {seed}"
             check_fits(after, profile, tight)
-    assert num_changed >= 15
+    assert num_changed >= last * 0.5
+
+
+def test_one_percent_less_memory_than_needed_changes_the_plan() -> None:
+    check_less_memory(20, max_devices=6)
+
+
+@pytest.mark.slow
+@A_LONG_TIME
+def test_one_percent_less_memory_than_needed_changes_the_plan_on_100_clusters() -> None:
+    check_less_memory(100, max_devices=16)
 
 
 def check_baselines(first: int, last: int) -> None:
@@ -108,12 +132,12 @@ def check_baselines(first: int, last: int) -> None:
     assert num_better > num_rivals // 3
 
 
-@pytest.mark.parametrize("first", [10_000, 10_005])
-def test_hpp_is_never_worse_than_the_baselines(first: int) -> None:
-    check_baselines(first, first + 5)
+def test_hpp_is_never_worse_than_the_baselines() -> None:
+    check_baselines(10_000, 10_006)
 
 
 @pytest.mark.slow
+@A_LONG_TIME
 @pytest.mark.parametrize("first", range(10_000, 10_300, 10))
 def test_hpp_is_never_worse_than_the_baselines_on_300_clusters(first: int) -> None:
     check_baselines(first, first + 10)

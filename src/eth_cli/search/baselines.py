@@ -23,7 +23,9 @@ from eth_cli.schedule import num_in_flight
 from eth_cli.search.memory import stage_memory
 from eth_cli.search.order import canonical_nodes
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
+from eth_cli.search.refine import fits
 from eth_cli.search.request import EVEN
+from eth_cli.search.shares import levelled
 from eth_cli.search.templates import Floats, Option, Problem
 from eth_cli.units import format_bytes, format_seconds
 
@@ -47,18 +49,27 @@ class BaselinePlan:
     """Grids looked at."""
 
 
-def best_grid(problem: Problem, strategy: str, *, max_pipelines: int | None = None) -> BaselinePlan:
+def best_grid(
+    problem: Problem,
+    strategy: str,
+    *,
+    max_pipelines: int | None = None,
+    level_shares: bool = False,
+) -> BaselinePlan:
     """The best plan of a baseline (``even`` or ``uneven-layers``).
 
     ``uneven-layers`` is the best single configuration that one would find by trying: an even cut
     is one of its choices, and so is the cluster without its slowest types of devices.
+
+    Args:
+        level_shares: whether the batch may also be shared out unequally over a grid.
 
     Raises:
         InfeasibleError: no grid over any number of devices fits.
     """
     devices = _fast_to_slow(problem)
     if strategy == EVEN:
-        return _fullest_grid(problem, strategy, devices, max_pipelines)
+        return _fullest_grid(problem, strategy, devices, max_pipelines, level_shares)
     found = []
     failures = []
     for num_used in range(len(devices), 0, -1):
@@ -66,7 +77,8 @@ def best_grid(problem: Problem, strategy: str, *, max_pipelines: int | None = No
             continue
         for cut in (strategy, EVEN):
             try:
-                found.append(_fullest_grid(problem, cut, devices[:num_used], max_pipelines))
+                used = devices[:num_used]
+                found.append(_fullest_grid(problem, cut, used, max_pipelines, level_shares))
             except InfeasibleError as error:
                 failures.append(error)
     if not found:
@@ -84,7 +96,11 @@ def best_grid(problem: Problem, strategy: str, *, max_pipelines: int | None = No
 
 
 def _fullest_grid(
-    problem: Problem, strategy: str, devices: Sequence[Device], max_pipelines: int | None
+    problem: Problem,
+    strategy: str,
+    devices: Sequence[Device],
+    max_pipelines: int | None,
+    level_shares: bool,
 ) -> BaselinePlan:
     """The best grid over all these devices, or over as many of the fastest as any fits on."""
     num_tried = 0
@@ -98,10 +114,15 @@ def _fullest_grid(
             if isinstance(cut, str):
                 reason = reason or f"{len(grid)} pipelines of {len(grid[0])} stages: {cut}"
                 continue
-            pipelines = _pipelines(grid, cut, b, micro_batches)
-            time_s = problem.model.evaluate(pipelines).step_time_s
-            if best is None or time_s < best[0]:
-                best = (time_s, pipelines)
+            candidates = [_pipelines(grid, cut, b, micro_batches)]
+            if level_shares:
+                shared = levelled(problem.model, candidates[0])
+                if shared is not None and fits(problem.model, shared):
+                    candidates.append(shared)
+            for pipelines in candidates:
+                time_s = problem.model.evaluate(pipelines).step_time_s
+                if best is None or time_s < best[0]:
+                    best = (time_s, pipelines)
         if best is not None:
             why = ""
             if num_used < len(devices):

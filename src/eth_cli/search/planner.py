@@ -175,7 +175,10 @@ class _Search:
 
     def _baseline(self) -> SearchReport:
         grid = best_grid(
-            self.problem, self.options.strategy, max_pipelines=self.options.max_pipelines
+            self.problem,
+            self.options.strategy,
+            max_pipelines=self.options.max_pipelines,
+            level_shares=self.options.level_shares,
         )
         best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
         best.num_simulated = grid.num_tried

@@ -44,6 +44,9 @@ class SearchOptions:
     """The only tensor-parallel widths to use; None: any that the profile has."""
     recompute: bool = True
     """Whether stages may recompute activations where the profile says what they then keep."""
+    level_shares: bool = False
+    """Whether the pipelines of a baseline may get unequal shares; those of hpp always may. No
+    option of the command line: it serves to tell what shares alone are worth."""
     excluded: frozenset[str] = frozenset()
     """Ids of devices that no plan may use."""
     max_gap: float | None = None

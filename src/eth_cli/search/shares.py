@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from eth_cli.search.timeline import most_within
+from eth_cli.search.cost import CostModel
+from eth_cli.search.placed import PlacedPipeline
+from eth_cli.search.timeline import Clock, PipelineTimes, most_within
 
 
 class Worker(NamedTuple):
@@ -22,6 +24,24 @@ class Worker(NamedTuple):
     time_s: Callable[[int], float]
     """Time of so many micro-batches, not falling [s]. The same object for like pipelines makes
     them equal, so that each sort of pipeline is looked at once."""
+
+
+def levelled(
+    model: CostModel, pipelines: Sequence[PlacedPipeline]
+) -> tuple[PlacedPipeline, ...] | None:
+    """The same pipelines with the shares of their batch that end soonest, sync aside; None: no
+    split. They may need more memory than before."""
+    total = sum(p.micro_batches * p.micro_batch_size for p in pipelines)
+    clocks: dict[PipelineTimes, Clock] = {}
+    workers = []
+    for p in pipelines:
+        times = model.times(p)
+        clock = clocks.setdefault(times, Clock(times))
+        workers.append(Worker(p.micro_batch_size, total // p.micro_batch_size, clock))
+    split = level(workers, total)
+    if split is None:
+        return None
+    return tuple(p._replace(micro_batches=m) for p, m in zip(pipelines, split, strict=True))
 
 
 def level(workers: Sequence[Worker], global_batch_size: int) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from unit.search.problems import cluster_of, profile_of
@@ -122,3 +123,30 @@ def test_like_devices_on_different_nodes_are_placed_by_column_too() -> None:
             first, second = (stage.devices[0].split(":")[0] for stage in pipeline.stages)
             assert first != second
     assert len(times) == 1  # like devices, even work: there is nothing to gain over a plain grid
+
+
+def test_level_shares_follow_the_speeds_of_the_same_grid() -> None:
+    """Pipelines of one stage, x twice as fast as y: 12 samples are 4, 4, 2, 2 instead of 3 each."""
+    blocks = {"x": [(1.0, 2.0)] * 4, "y": [(2.0, 4.0)] * 4}
+    cluster = cluster_of({"x": 2}, {"y": 2})
+    options = SearchOptions(global_batch_size=12, strategy="uneven-layers", max_pipelines=4)
+    equal = search(profile_of(blocks=blocks), cluster, options)
+    level = search(profile_of(blocks=blocks), cluster, replace(options, level_shares=True))
+    assert len({p.micro_batches for p in equal.plan.pipelines}) == 1
+    shares = {p.stages[0].devices[0]: p.micro_batches for p in level.plan.pipelines}
+    assert shares == {"n0:0": 4, "n0:1": 4, "n1:0": 2, "n1:1": 2}
+    assert level.step_time_s == pytest.approx(4 * 4 * 3.0, rel=1e-3)
+    assert level.step_time_s < equal.step_time_s
+
+
+def test_level_shares_stay_equal_where_more_in_flight_do_not_fit() -> None:
+    # Three blocks of 16 kB, one a device, and 10 kB for each micro-batch in flight: 3 and 1 of the
+    # four samples (of x x x and y y y) put three in flight on the first x, 2 and 2 (of x x y and
+    # x y y) put two there.
+    blocks = {"x": [(1.0, 2.0)] * 3, "y": [(1.5, 3.0)] * 3}
+    options = SearchOptions(global_batch_size=4, strategy="uneven-layers", level_shares=True)
+    for room, shares, step_s in ((46_077, [3, 1], 5 * 3.0), (46_076, [2, 2], 3.0 + 3 * 4.5)):
+        cluster = cluster_of({"x": 3}, {"y": 3}, memory_bytes=room)
+        report = search(profile_of(blocks=blocks), cluster, options)
+        assert [p.micro_batches for p in report.plan.pipelines] == shares
+        assert report.step_time_s == pytest.approx(step_s, rel=1e-3)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 
-from oracle.instances import Instance
-
 from eth_cli.cluster import Cluster, DeviceGroup, DeviceType, Link, Network, Node
 from eth_cli.profile.table import (
     BlockGroup,
@@ -16,6 +14,9 @@ from eth_cli.profile.table import (
     Profile,
     ProfiledModel,
 )
+
+Instance = tuple[Cluster, Profile, int]
+"""Cluster, profile, samples in a global batch."""
 
 TYPES = ("fast", "middle", "slow")
 
