@@ -8,6 +8,7 @@ order of `order`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,28 @@ class Free:
     def count(self, node: int, device_type: str) -> int:
         """Free devices of a type in a node."""
         return len(self.devices[node].get(device_type, ()))
+
+    def leaves_room(
+        self, node: int, device_type: str, width: int, to_come: Mapping[tuple[str, int], int]
+    ) -> bool:
+        """Whether the groups still to come have room after one is taken from a node.
+
+        Exact for widths of which each divides the next: a node of n devices has n // w groups of
+        width w, and a wider group takes the place of several.
+        """
+        wide = {w: n for (t, w), n in to_come.items() if t == device_type and n and w > 1}
+        for w in wide:
+            # What is left over beyond groups of that width may be taken without a look around.
+            if w <= width or self.count(node, device_type) % w >= width:
+                continue
+            needed = sum(n * (v // w) for v, n in wide.items())
+            room = sum(
+                (self.count(i, device_type) - width * (i == node)) // w
+                for i in range(len(self.nodes))
+            )
+            if room < needed:
+                return False
+        return True
 
     def take(self, node: int, device_type: str, width: int) -> tuple[Device, ...]:
         """The first free devices of a type in a node."""
@@ -97,6 +120,11 @@ def place(
     # Long pipelines first: they are the hardest to keep together.
     ordered = sorted(bundles, key=lambda b: -max(len(shares[i].template.stages) for i in b))
     chosen: dict[tuple[int, int], tuple[Device, ...]] = {}
+    to_come = Counter(
+        (kinds[stage.kind].device_type, stage.tensor_parallel)
+        for share in shares
+        for stage in share.template.stages
+    )
     for bundle in ordered:
         slots = sorted(
             ((i, s) for i in bundle for s in range(len(shares[i].template.stages))),
@@ -109,8 +137,13 @@ def place(
         current = -1
         for at, slot in enumerate(slots):
             device_type, width = wanted[at]
-            if current < 0 or free.count(current, device_type) < width:
-                current = _best_node(free, wanted[at : at + _LOOK_AHEAD])
+            to_come[device_type, width] -= 1
+            if (
+                current < 0
+                or free.count(current, device_type) < width
+                or not free.leaves_room(current, device_type, width, to_come)
+            ):
+                current = _best_node(free, wanted[at : at + _LOOK_AHEAD], to_come)
                 if current < 0:
                     return None
             chosen[slot] = free.take(current, device_type, width)
@@ -124,7 +157,9 @@ _LOOK_AHEAD = 64
 """Stages ahead that the choice of a node considers; no node is much larger."""
 
 
-def _best_node(free: Free, ahead: Sequence[tuple[str, int]]) -> int:
+def _best_node(
+    free: Free, ahead: Sequence[tuple[str, int]], to_come: Mapping[tuple[str, int], int]
+) -> int:
     """The node that holds most of the coming stages in a row; of equals the one left fullest."""
     best, best_key = -1, (0, 0)
     for node in range(len(free.nodes)):
@@ -136,7 +171,7 @@ def _best_node(free: Free, ahead: Sequence[tuple[str, int]]) -> int:
             left[device_type] -= width
             run += 1
         key = (run, -sum(left.values()))
-        if run and (best < 0 or key > best_key):
+        if run and (best < 0 or key > best_key) and free.leaves_room(node, *ahead[0], to_come):
             best, best_key = node, key
     return best
 

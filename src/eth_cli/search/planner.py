@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import eth_cli
 from eth_cli.cluster import Cluster
@@ -43,7 +43,7 @@ from eth_cli.search.request import (
 )
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
-from eth_cli.search.templates import Kind, Template
+from eth_cli.search.templates import Kind, Problem, Template
 from eth_cli.search.unused import explain_unused, unused_types
 
 __all__ = [
@@ -216,7 +216,8 @@ class _Search:
         if not proved and not self._is_enough(best, bound_s):
             pricing = Pricing(self.problem)
             climbed = best.time_s if known.families is not None else math.inf
-            templates = self._mix(pricing, best, bound_s)
+            self._search_plain(best, bound_s)
+            templates = self._mix(self.problem, pricing, best, bound_s)
             if best.time_s < climbed:
                 self._refine(best, starts)
             if not self._is_enough(best, bound_s):
@@ -238,17 +239,33 @@ class _Search:
             bound_s = best.time_s
         return self._report(best, bound_s, reasons, tuple(rivals))
 
-    def _mix(self, pricing: Pricing, best: Best, bound_s: float) -> list[Template]:
+    def _search_plain(self, best: Best, bound_s: float) -> None:
+        """Offer plans of single devices without recomputation, where others are searched too.
+
+        Of a larger space less is looked at; so what a search of the smaller one finds is not lost.
+        """
+        options = replace(self.options, tensor_parallel=(1,), recompute=False)
+        plain = problem_of(self.model, options, self.problem.kinds, self.sizes)
+        if not plain.options or len(plain.options) == len(self.problem.options):
+            return
+        families = all_families(plain, max_operations=_PLAIN_OPERATIONS).families
+        if families is not None:
+            heuristic.improve(plain, families, best, bound_s=bound_s)
+        self._mix(plain, Pricing(plain), best, bound_s)
+
+    def _mix(
+        self, problem: Problem, pricing: Pricing, best: Best, bound_s: float
+    ) -> list[Template]:
         """Offer mixes of pipelines; the templates that the search for them knows."""
         about_s = best.time_s if best.pipelines is not None else bound_s * _SLOW
         mixes = Mixes(
-            self.problem,
+            problem,
             pricing,
             best,
             max_pipelines=self.options.max_pipelines,
             is_over=self._is_over,
         )
-        mixes.run(promising(self.problem, pricing, about_s))
+        mixes.run(promising(problem, pricing, about_s))
         return list(dict.fromkeys(bundle.template for bundle in mixes.pool))
 
     def _is_over(self) -> bool:
@@ -367,6 +384,8 @@ class _Search:
 
 _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
+_PLAIN_OPERATIONS = 1e7
+"""Size of the families of single devices up to which they are looked at beside a larger space."""
 _SLOW = 3.0
 """Step time, in units of the bound, that pipelines are sized for where no plan is known yet."""
 _PROVED_GAP = 1e-9

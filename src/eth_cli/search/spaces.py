@@ -28,10 +28,10 @@ class FamilySet:
     """No plan has a smaller step time [s]."""
 
 
-def all_families(problem: Problem) -> FamilySet:
+def all_families(problem: Problem, *, max_operations: float = _FAMILY_OPERATIONS) -> FamilySet:
     """All families where they are few enough, else none, and the bound that is left."""
     bound_s = work_bound_s(problem)
-    if _num_operations(problem) > _FAMILY_OPERATIONS:
+    if _num_operations(problem) > max_operations:
         return FamilySet(families=None, bound_s=bound_s)
     space = CountSpace(problem.counts, problem.max_stages, steps_of(problem))
     families = Families(problem, space, max_grid=_GRID)
