@@ -27,13 +27,15 @@ _PARTS = (0.06, 0.03, 0.015)
 """Parts below the known templates' least time at which proofs are tried, in turn."""
 _WIDER = (0.12, 0.25, 0.5)
 """Where the first of them fails."""
+_ENOUGH_KNOWN = 0.7
+"""Part of the batch that the known templates have to do for their prices to be of use."""
 _BY_OTHERS = (0.0, 0.03)
 """Parts below the bound of one regime at which its prices are tried for another."""
 _ROUNDS = 4
 """Times that templates are added for each."""
-_NODES = 500
+_NODES = 400
 """Intervals that one attempt looks at."""
-_ALL_WORK = 20_000
+_ALL_WORK = 10_000
 """Intervals that all attempts look at, the last one aside, times the options of a stage."""
 _AT_ONCE = 16
 """Templates that one attempt adds."""
@@ -109,10 +111,7 @@ def certified_bound_s(
     # that prove one are often good for the others too.
     bound_s, prices = best_s, list[Mix]()
     for problem in sorted(relaxed, key=lambda r: r.least_s):
-        found_s = problem.proved_by_s(prices, bound_s) if prices else 0.0
-        if found_s < bound_s:
-            found_s = max(found_s, problem.bound_s(enough_s=bound_s))
-        bound_s = min(bound_s, found_s)
+        bound_s = min(bound_s, problem.bound_s(prices, enough_s=bound_s))
         prices = problem.proofs[-1:] or prices
     return bound_s
 
@@ -196,10 +195,20 @@ class _Relaxed:
 
     # --- Proofs ---------------------------------------------------------------------------------
 
-    def bound_s(self, *, enough_s: float) -> float:
-        """No plan of the regime has a smaller step time than this, or ``enough_s`` is less [s]."""
-        if self.least_s >= enough_s and self._is_proved(enough_s):
-            return enough_s
+    def bound_s(self, prices: Sequence[Mix], *, enough_s: float) -> float:
+        """No plan of the regime has a smaller step time than this, or ``enough_s`` is less [s].
+
+        Args:
+            prices: that proved a bound of other regimes.
+        """
+        if self.least_s >= enough_s:
+            mix = self._mix(enough_s)
+            knows_enough = mix is not None and mix.samples >= self.total * _ENOUGH_KNOWN
+            if knows_enough and self._is_proved(enough_s, mix):
+                return enough_s
+        others_s = self._proved_by_s(prices, enough_s)
+        if others_s >= enough_s * (1 - _BY_OTHERS[-1]):
+            return others_s
         proved = 0.0
         for part in _PARTS:
             if not self._is_proved_below(part):
@@ -212,11 +221,11 @@ class _Relaxed:
                 return self.least_s * (1 - part)
         return proved
 
-    def proved_by_s(self, prices: Sequence[Mix], most_s: float) -> float:
+    def _proved_by_s(self, prices: Sequence[Mix], most_s: float) -> float:
         """The largest time up to ``most_s``, or a part of it, that other prices prove [s]."""
         for part in _BY_OTHERS:
             for mix in prices:
-                if self._explore(most_s * (1 - part), mix).is_proved:
+                if self._is_proved(most_s * (1 - part), mix):
                     return most_s * (1 - part)
         return 0.0
 
@@ -239,8 +248,8 @@ class _Relaxed:
                 break
         return False
 
-    def _is_proved(self, time_s: float) -> bool:
-        return not self.is_over() and self._explore(time_s).is_proved
+    def _is_proved(self, time_s: float, mix: Mix | None = None) -> bool:
+        return not self.is_over() and self._explore(time_s, mix).is_proved
 
     def _explore(self, time_s: float, mix: Mix | None = None) -> Exploration:
         """Whether any template does more for its price than the batch for that of all devices.
