@@ -35,12 +35,14 @@ _WHOLE = 4
 """Mixes of whole pipelines that are simulated."""
 _REPEATED = 4
 """Plans of one template repeated that are simulated."""
-_PROMISING = 1.05
+_PROMISING = 1.1
 """Ratio to the best plan's time up to which an estimate is worth a simulation."""
 _CUTS = 5
 """Sets of cuts that are tried for all pipelines."""
 _LEADING = 2
 """Templates of a mix whose cuts are tried."""
+_LEFT_OVER = 0.06
+"""Part of the devices in use below which a sort of pipelines is one of those left over."""
 _COLUMNS = 32
 """Columns that the integer programme chooses from."""
 _MARGIN = 1e-6
@@ -90,6 +92,8 @@ class Mixes:
         self.total = problem.global_batch_size
         self.cuts: frozenset[int] | None = None
         """Blocks that stages may begin at; None: all."""
+        self.is_exact = False
+        """Whether a stage has to begin at each of them."""
 
     def run(self, templates: Iterable[Template]) -> None:
         """Offer plans of these templates and of those that the search adds to them."""
@@ -103,9 +107,10 @@ class Mixes:
         # Pipelines that are cut at different blocks have many small segments, which wait for each
         # other. So the best plans' cuts are tried for all of their pipelines.
         for cuts in list(dict.fromkeys(_cuts(t) for t in (*mixed, *repeated)))[:_CUTS]:
-            self.cuts = cuts
-            self._offer_whole(self._generate(1))
-        self.cuts = None
+            for is_exact in (False, True):
+                self.cuts, self.is_exact = cuts, is_exact
+                self._offer_whole(self._generate(1))
+        self.cuts, self.is_exact = None, False
 
     def _generate(self, rounds: int) -> float:
         """Add templates until none is worth more; the least time at which a mix is enough [s]."""
@@ -140,9 +145,14 @@ class Mixes:
             [
                 Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
                 for p in self.pool.values()
-                if self.cuts is None or self.cuts.issuperset(_cuts(p.bundle.template))
+                if self._may_have(_cuts(p.bundle.template))
             ]
         )
+
+    def _may_have(self, cuts: frozenset[int]) -> bool:
+        if self.cuts is None:
+            return True
+        return cuts == self.cuts if self.is_exact else cuts <= self.cuts
 
     def _mix(self, time_s: float) -> Mix | None:
         return best_mix(self._columns(time_s), self.available, self.max_pipelines)
@@ -184,6 +194,7 @@ class Mixes:
                 sync_s=self.layouts.sync_s(copies),
                 num_paces=_PACES,
                 cuts=self.cuts,
+                all_cuts=self.is_exact,
             )
             for template in found:
                 added = self._add(template) or added
@@ -233,13 +244,24 @@ class Mixes:
             key = tuple(sorted(p.bundle for p in chosen))
             if key not in seen:
                 seen[key] = chosen
-                found_s = offer_bundles(self.problem, chosen, self.best)
-                if found_s < best_s:
-                    best_s, chosen_best = found_s, chosen
+                for pipelines in dict.fromkeys((tuple(chosen), self._leading(chosen))):
+                    found_s = offer_bundles(self.problem, pipelines, self.best)
+                    if found_s < best_s:
+                        best_s, chosen_best = found_s, list(pipelines)
         devices = Counter[Template]()
         for p in chosen_best:
             devices[p.bundle.template] += sum(s.tensor_parallel for s in p.bundle.template.stages)
         return [template for template, _ in devices.most_common(_LEADING)]
+
+    def _leading(self, chosen: Sequence[LaidOut]) -> tuple[LaidOut, ...]:
+        """The pipelines without those few of other sorts that devices are left over for.
+
+        Cut elsewhere, they make everybody's gradient sync wait for more than they are worth.
+        """
+        numbers = Counter(p.bundle.template for p in chosen)
+        devices = {t: n * sum(s.tensor_parallel for s in t.stages) for t, n in numbers.items()}
+        least = sum(devices.values()) * _LEFT_OVER
+        return tuple(p for p in chosen if devices[p.bundle.template] >= least)
 
     def _worthwhile(self, time_s: float) -> list[Column[LaidOut]]:
         """Columns closest to the best mix."""

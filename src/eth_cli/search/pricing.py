@@ -361,6 +361,7 @@ class Pricing:
         sync_s: Floats,
         num_paces: int,
         cuts: Collection[int] | None = None,
+        all_cuts: bool = False,
     ) -> list[Template]:
         """For a number of paces and every micro-batch size, the pipeline of most surplus.
 
@@ -371,6 +372,7 @@ class Pricing:
             sync_s: all-reduce of a stage's gradients, by [start, stop] [s].
             num_paces: paces that are tried, from the fastest that any template has.
             cuts: blocks that stages may begin at; None: all.
+            all_cuts: whether a stage has to begin at each of them.
         """
         found: dict[Template, None] = {}
         for b, known in self._tables.items():
@@ -378,8 +380,11 @@ class Pricing:
             limits = limits_of(tables, self.prices_of(prices), sync_s)
             at_cut = None
             if cuts is not None:
-                edges = [0, *cuts, tables.num_blocks]
+                edges = np.array([0, *sorted(cuts), tables.num_blocks])
                 at_cut = np.isin(tables.start, edges) & np.isin(tables.stop, edges)
+                if all_cuts:
+                    order = np.searchsorted(edges, tables.stop)
+                    at_cut &= np.searchsorted(edges, tables.start) + 1 == order
             spare_s = time_s - tables.fastest_s
             if spare_s <= 0 or not np.isfinite(tables.least_pace_s):
                 continue
