@@ -10,14 +10,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from eth_cli import __version__, stdout
 from eth_cli.catalogue import DTYPES
 from eth_cli.commands import arguments
-from eth_cli.commands.arguments import LARGEST
+from eth_cli.commands.options import (
+    choice,
+    count,
+    duration,
+    flag,
+    fraction,
+    number,
+    path,
+    path_argument,
+    words,
+)
 from eth_cli.env import EnvVars, is_debug, start_no_blas_threads
 from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
 
@@ -59,63 +69,20 @@ app = typer.Typer(
 )
 
 
-SPACE, EFFORT, QUESTIONS = "Which plans", "How long to search", "Questions about the plan"
+SPACE, EFFORT = "Which plans", "How long to search"
+AGAIN, QUESTIONS = "Planning again", "Questions about the plan"
 """Sections of the help of `eth plan`."""
 
 
-def _count(
-    option: str,
-    metavar: str,
-    help: str,
-    *,
-    least: int = 1,
-    most: int = LARGEST,
-    panel: str | None = None,
-) -> Any:
-    """An option that takes a whole number."""
-    parser = arguments.whole_number(option, least=least, most=most)
-    return typer.Option(option, parser=parser, metavar=metavar, help=help, rich_help_panel=panel)
-
-
-def _number(option: str, metavar: str, help: str) -> Any:
-    """An option that takes a number above 0."""
-    return typer.Option(option, parser=arguments.real_number(option), metavar=metavar, help=help)
-
-
-def _duration(option: str, metavar: str, help: str, *, panel: str | None = None) -> Any:
-    """An option that takes a time with its unit."""
-    parser = arguments.duration(option)
-    return typer.Option(option, parser=parser, metavar=metavar, help=help, rich_help_panel=panel)
-
-
-def _choice(option: str, choices: Sequence[str], help: str, *, panel: str | None = None) -> Any:
-    """An option that takes one of a few words."""
-    parser = arguments.choice(option, choices)
-    words = "|".join(choices)
-    return typer.Option(option, parser=parser, metavar=words, help=help, rich_help_panel=panel)
-
-
-def _path(option: str, metavar: str, help: str, *names: str, panel: str | None = None) -> Any:
-    """An option that takes a path."""
-    parser = arguments.path(option)
-    return typer.Option(
-        option, *names, parser=parser, metavar=metavar, help=help, rich_help_panel=panel
-    )
-
-
-def _path_argument(metavar: str, help: str) -> Any:
-    """A path that is told by its place."""
-    return typer.Argument(parser=arguments.path(metavar), metavar=metavar, help=help)
-
-
-ClusterOption = Annotated[
-    Path, _path("--cluster", "C.yaml", "Cluster file: nodes, devices, network.")
-]
+CLUSTER = path("--cluster", "C.yaml", "Cluster file: nodes, devices, network.")
+PROFILE = path("--profile", "profile.json", "What blocks cost.")
+PLAN_OUTPUT = path("--output", "plan.json", "Where to write it.", "-o")
+ClusterOption = Annotated[Path, CLUSTER]
 OptionalClusterOption = Annotated[
-    Path | None, _path("--cluster", "C.yaml", "Cluster file, for a plan without its own.")
+    Path | None, path("--cluster", "C.yaml", "Cluster file, for a plan without its own.")
 ]
 MODEL_HELP = "Preset name, Hugging Face config.json or its folder, or a YAML of the same fields."
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout.")]
+JsonOption = Annotated[bool, flag("--json", "Print the result as JSON to stdout.")]
 
 
 def _show_version(value: bool) -> None:
@@ -137,16 +104,15 @@ def root(
 @app.command()
 def profile(
     cluster: ClusterOption,
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)],
-    seq_len: Annotated[int, _count("--seq-len", "N", "Tokens in a sample.")],
-    output: Annotated[Path, _path("--output", "profile.json", "Where to write it.", "-o")],
+    model: Annotated[str, words("--model", "MODEL", MODEL_HELP)],
+    seq_len: Annotated[int, count("--seq-len", "N", "Tokens in a sample.")],
+    output: Annotated[Path, path("--output", "profile.json", "Where to write it.", "-o")],
     micro_batch_sizes: Annotated[
-        str, typer.Option("--micro-batch-sizes", metavar="1,2,4", help="Samples in a micro-batch.")
+        str, words("--micro-batch-sizes", "1,2,4", "Samples in a micro-batch.")
     ] = "1,2,4",
-    dtype: Annotated[str, _choice("--dtype", DTYPES, "Number format to train in.")] = "fp32",
+    dtype: Annotated[str, choice("--dtype", DTYPES, "Number format to train in.")] = "fp32",
     analytic: Annotated[
-        bool,
-        typer.Option("--analytic", help="Estimate from data-sheet figures; needs no hardware."),
+        bool, flag("--analytic", "Estimate from data-sheet figures; needs no hardware.")
     ] = False,
 ) -> None:
     """Measure what each block of a model costs on each device type, and each kind of link."""
@@ -165,112 +131,112 @@ def profile(
 
 @app.command()
 def plan(
-    cluster: ClusterOption,
+    cluster: Annotated[Path | None, CLUSTER] = None,
     global_batch_size: Annotated[
-        int, _count("--global-batch-size", "B", "Samples in one optimizer step.")
-    ],
-    output: Annotated[
-        Path | None, _path("--output", "plan.json", "Where to write it.", "-o")
+        int | None, count("--global-batch-size", "B", "Samples in one optimizer step.")
     ] = None,
-    profile: Annotated[Path | None, _path("--profile", "profile.json", "What blocks cost.")] = None,
+    output: Annotated[Path | None, PLAN_OUTPUT] = None,
+    profile: Annotated[Path | None, PROFILE] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", metavar="MODEL", help=f"Instead of a profile: estimate one. {MODEL_HELP}"
-        ),
+        words("--model", "MODEL", f"Instead of a profile: estimate one. {MODEL_HELP}"),
     ] = None,
     seq_len: Annotated[
-        int | None, _count("--seq-len", "N", "With --model: tokens in a sample.")
+        int | None, count("--seq-len", "N", "With --model: tokens in a sample.")
     ] = None,
     dtype: Annotated[
-        str | None, _choice("--dtype", DTYPES, "With --model: number format (fp32).")
+        str | None, choice("--dtype", DTYPES, "With --model: number format (fp32).")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, _count("--micro-batch-size", "b", "Samples in a micro-batch; else chosen.")
+        int | None, count("--micro-batch-size", "b", "Samples in a micro-batch; else chosen.")
     ] = None,
     strategy: Annotated[
-        str, _choice("--strategy", STRATEGIES, "hpp, or one of the two baselines.")
+        str, choice("--strategy", STRATEGIES, "hpp, or one of the two baselines.")
     ] = "hpp",
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Print all three strategies side by side.")
-    ] = False,
+    compare: Annotated[bool, flag("--compare", "Print all three strategies side by side.")] = False,
     max_pipelines: Annotated[
-        int | None, _count("--max-pipelines", "N", "At most so many pipelines.", panel=SPACE)
+        int | None, count("--max-pipelines", "N", "At most so many pipelines.", SPACE)
     ] = None,
     tensor_parallel: Annotated[
         str | None,
-        typer.Option(
+        words(
             "--tensor-parallel",
-            metavar="1,2",
-            help="Only these tensor-parallel widths; else all that the profile has.",
-            rich_help_panel=SPACE,
+            "1,2",
+            "Only these tensor-parallel widths; else all that the profile has.",
+            SPACE,
         ),
     ] = None,
     no_recompute: Annotated[
-        bool,
-        typer.Option(
-            "--no-recompute", help="No stage recomputes activations.", rich_help_panel=SPACE
-        ),
+        bool, flag("--no-recompute", "No stage recomputes activations.", SPACE)
     ] = False,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(
+        words(
             "--exclude",
-            metavar="DEVICE|NODE|TYPE",
-            help="Leave it out of the plan: a0:2, a0 or V100-16. Repeatable.",
-            rich_help_panel=SPACE,
+            "DEVICE|NODE|TYPE",
+            "Leave it out of the plan: a0:2, a0 or V100-16. Repeatable.",
+            SPACE,
         ),
     ] = None,
     objective: Annotated[
-        str,
-        _choice("--objective", OBJECTIVES, "What the plan has least of (step-time).", panel=SPACE),
+        str, choice("--objective", OBJECTIVES, "What the plan has least of (step-time).", SPACE)
     ] = "step-time",
     max_step_time: Annotated[
         float | None,
-        _duration("--max-step-time", "2.5s", "With cost: no step may take longer.", panel=SPACE),
+        duration("--max-step-time", "2.5s", "With cost: no step may take longer.", SPACE),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        words(
+            "--pin",
+            "'p0: cuts 4,9'",
+            "What pipeline 0 has to have: cuts, devices or micro-batches. Repeatable.",
+            SPACE,
+        ),
+    ] = None,
+    old_plan: Annotated[
+        Path | None, path("--from", "plan.json", "Start from this plan.", panel=AGAIN)
+    ] = None,
+    lost: Annotated[
+        list[str] | None,
+        words("--lost", "DEVICE|NODE", "With --from: it is gone: a0:2 or a0. Repeatable.", AGAIN),
     ] = None,
     max_gap: Annotated[
         float | None,
-        typer.Option(
+        fraction(
             "--max-gap",
-            parser=arguments.fraction("--max-gap"),
-            metavar="5%",
-            help="Stop once the plan is proved this near to the best possible.",
-            rich_help_panel=EFFORT,
+            "5%",
+            "Stop once the plan is proved this near to the best possible.",
+            EFFORT,
         ),
     ] = None,
     time_limit: Annotated[
         float | None,
-        _duration("--time-limit", "10s", "Stop then, with the best plan so far.", panel=EFFORT),
+        duration("--time-limit", "10s", "Stop then, with the best plan so far.", EFFORT),
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--explain",
-            help="Say what limits the step, what memory decides and what would help.",
-            rich_help_panel=QUESTIONS,
+            "Say what limits the step, what memory decides and what would help.",
+            QUESTIONS,
         ),
     ] = False,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(
+        words(
             "--what-if",
-            metavar="+4xL4",
-            help="Say what the step time becomes with more devices, or -2xT4 less. Repeatable.",
-            rich_help_panel=QUESTIONS,
+            "+4xL4",
+            "Say what the step time becomes with more devices, or -2xT4 less. Repeatable.",
+            QUESTIONS,
         ),
     ] = None,
     frontier: Annotated[
-        bool,
-        typer.Option(
-            "--frontier",
-            help="Show step time against the number of devices.",
-            rich_help_panel=QUESTIONS,
-        ),
+        bool, flag("--frontier", "Show step time against the number of devices.", QUESTIONS)
     ] = False,
     frontier_svg: Annotated[
         Path | None,
-        _path("--frontier-svg", "FILE", "Draw the frontier as SVG.", panel=QUESTIONS),
+        path("--frontier-svg", "FILE", "Draw the frontier as SVG.", panel=QUESTIONS),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -303,6 +269,9 @@ def plan(
             max_gap=max_gap,
             time_limit_s=time_limit,
             explain=explain,
+            old_plan=old_plan,
+            lost=tuple(lost or ()),
+            pins=tuple(pin or ()),
             what_if=tuple(arguments.changes("--what-if")(text) for text in what_if or ()),
             frontier=frontier,
             frontier_svg=frontier_svg,
@@ -312,15 +281,14 @@ def plan(
 
 @app.command()
 def simulate(
-    plan: Annotated[Path, _path_argument("plan.json", "A plan, found or hand-made.")],
+    plan: Annotated[Path, path_argument("plan.json", "A plan, found or hand-made.")],
     cluster: ClusterOption,
-    profile: Annotated[Path, _path("--profile", "profile.json", "What blocks cost.")],
+    profile: Annotated[Path, PROFILE],
     no_overlap: Annotated[
-        bool,
-        typer.Option("--no-overlap", help="Start gradient sync only after the whole backward."),
+        bool, flag("--no-overlap", "Start gradient sync only after the whole backward.")
     ] = False,
     trace: Annotated[
-        Path | None, _path("--trace", "trace.json", "Write a Chrome trace (Perfetto).")
+        Path | None, path("--trace", "trace.json", "Write a Chrome trace (Perfetto).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -340,46 +308,44 @@ def simulate(
 
 @app.command()
 def run(
-    plan: Annotated[Path, _path_argument("plan.json", "The plan to train with.")],
+    plan: Annotated[Path, path_argument("plan.json", "The plan to train with.")],
     steps: Annotated[
-        int, _count("--steps", "K", "Optimizer steps in all, those before a --resume included.")
+        int, count("--steps", "K", "Optimizer steps in all, those before a --resume included.")
     ],
-    out: Annotated[Path, _path("--out", "RUN_DIR", "Folder of the run.")],
+    out: Annotated[Path, path("--out", "RUN_DIR", "Folder of the run.")],
     data: Annotated[
-        Path | None, _path("--data", "PATH", "Text file or folder; else built-in text.")
+        Path | None, path("--data", "PATH", "Text file or folder; else built-in text.")
     ] = None,
     cluster: OptionalClusterOption = None,
     profile: Annotated[
-        Path | None, _path("--profile", "profile.json", "Profile, for a plan without pacing.")
+        Path | None, path("--profile", "profile.json", "Profile, for a plan without pacing.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="Model, for a plan without its own."),
+        str | None, words("--model", "MODEL", "Model, for a plan without its own.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint of RUN_DIR.")
+        bool, flag("--resume", "Go on from the newest checkpoint of RUN_DIR.")
     ] = False,
     seed: Annotated[
-        int, _count("--seed", "S", "Of initial weights and sample order.", least=0, most=2**63 - 1)
+        int, count("--seed", "S", "Of initial weights and sample order.", least=0, most=2**63 - 1)
     ] = 0,
-    learning_rate: Annotated[float, _number("--lr", "X", "Peak learning rate.")] = 1e-3,
-    warmup: Annotated[int, _count("--warmup", "N", "Steps of linear warm-up.", least=0)] = 0,
-    clip: Annotated[float, _number("--clip", "X", "Largest global gradient norm.")] = 1.0,
+    learning_rate: Annotated[float, number("--lr", "X", "Peak learning rate.")] = 1e-3,
+    warmup: Annotated[int, count("--warmup", "N", "Steps of linear warm-up.", least=0)] = 0,
+    clip: Annotated[float, number("--clip", "X", "Largest global gradient norm.")] = 1.0,
     checkpoint_every: Annotated[
         int,
-        _count(
+        count(
             "--checkpoint-every", "N", "Steps between checkpoints; 0: only the last one.", least=0
         ),
     ] = 0,
     rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Run the plan on this machine with stand-ins (not yet)."),
+        bool, flag("--rehearse", "Run the plan on this machine with stand-ins (not yet).")
     ] = False,
     backend: Annotated[
-        str, _choice("--backend", BACKENDS, "Where to launch; only local today.")
+        str, choice("--backend", BACKENDS, "Where to launch; only local today.")
     ] = "local",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
+        bool, flag("--dry-run", "Print what would be started, and start nothing.")
     ] = False,
 ) -> None:
     """Train by a plan: one worker for each device."""
@@ -407,13 +373,13 @@ def run(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, _path_argument("RUN_DIR", "Folder of a run.")],
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "Folder of a run.")],
     against: Annotated[
-        Path | None, _path("--against", "RUN_DIR", "Another run to compare with.")
+        Path | None, path("--against", "RUN_DIR", "Another run to compare with.")
     ] = None,
     trace: Annotated[
         Path | None,
-        _path("--trace", "trace.json", "Write predicted over measured as Chrome trace."),
+        path("--trace", "trace.json", "Write predicted over measured as Chrome trace."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -60,6 +60,12 @@ class InfeasibleError(EthError):
         super().__init__(message)
 
 
+class SearchStoppedError(EthError):
+    """A search was stopped before it had found a plan (exit code 130, as after Ctrl-C)."""
+
+    exit_code = 130
+
+
 class LaunchError(EthError):
     """A launch or a run failed (exit code 4). Names who failed, where and in which operation."""
 

@@ -23,6 +23,12 @@ class Controls:
     explain: bool = False
     what_if: tuple[tuple[tuple[int, str], ...], ...] = ()
     """Changes to the cluster: of each question, numbers and names."""
+    old_plan: Path | None = None
+    """The plan to start from."""
+    lost: tuple[str, ...] = ()
+    """Devices and nodes that are gone."""
+    pins: tuple[str, ...] = ()
+    """Parts of the plan that it has to have, in words."""
     frontier: bool = False
     frontier_svg: Path | None = None
 
@@ -35,6 +41,11 @@ class Controls:
     def shows_frontier(self) -> bool:
         """Whether the frontier is asked for in any form."""
         return self.frontier or self.frontier_svg is not None
+
+    @property
+    def replans(self) -> bool:
+        """Whether the plan is made from an old one, or around pinned parts."""
+        return self.old_plan is not None or bool(self.pins)
 
     @property
     def asks(self) -> bool:

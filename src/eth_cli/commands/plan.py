@@ -8,36 +8,46 @@ from typing import TYPE_CHECKING, Any
 
 from eth_cli import serde
 from eth_cli.cluster import Cluster
-from eth_cli.cluster_file import read_cluster
 from eth_cli.commands import arguments
 from eth_cli.commands.controls import Controls
 from eth_cli.commands.inputs import naming_file
-from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.commands.interruption import InterruptedEarlyError, Interruption, watched
+from eth_cli.commands.plan_inputs import (
+    check_widths,
+    estimated_sizes,
+    the_batch,
+    the_cluster,
+    the_profile,
+    without_profile_digest,
+)
+from eth_cli.errors import ConfigError, InfeasibleError, SearchStoppedError
 from eth_cli.plan import Plan, write_plan
-from eth_cli.profile.table import Profile, read_profile
+from eth_cli.profile.table import Profile
 from eth_cli.render.console import print_json, print_note, print_result
 from eth_cli.search.planner import SearchOptions, SearchReport, search, self_contained
 from eth_cli.search.planner import compare as compare_strategies
 from eth_cli.stdout import is_stdout
 
 if TYPE_CHECKING:
-    from eth_cli.commands.plan_questions import Answered
+    from eth_cli.commands.plan_questions import Answered, Questions
+    from eth_cli.commands.replanning import Replanning
+    from eth_cli.search.replan import Replanned
 
 COMPARED = ("even", "uneven-layers", "hpp")
 """Strategies in the order in which a comparison shows them: each can do all that the last can."""
 
-ESTIMATED_MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
-"""Micro-batch sizes that a profile is estimated for when none is given."""
+Answers = dict[str, SearchReport | InfeasibleError]
+"""By strategy its plan, or why it has none."""
 
 
 def run_plan_command(
     *,
-    cluster_path: Path,
+    cluster_path: Path | None,
     profile_path: Path | None,
     model_source: str | None,
     seq_len: int | None,
     dtype: str | None,
-    global_batch_size: int,
+    global_batch_size: int | None,
     micro_batch_size: int | None,
     strategy: str,
     compare: bool,
@@ -50,32 +60,34 @@ def run_plan_command(
     Raises:
         ConfigError: an input is wrong.
         InfeasibleError: no plan of the strategy exists.
+        InterruptedEarlyError: Ctrl-C ended the search; what it had found is written and shown.
+        SearchStoppedError: Ctrl-C ended the search before it had found a plan.
     """
+    inputs = (cluster_path, profile_path, controls.old_plan)
     for option, path in (("--output", output), ("--frontier-svg", controls.frontier_svg)):
         if path is not None:
-            arguments.output_file(option, path, inputs=(cluster_path, profile_path))
-    _check_controls(controls, compare=compare, output=output)
-    cluster = read_cluster(cluster_path)
+            arguments.output_file(option, path, inputs=inputs)
+    _check_controls(controls, compare=compare, strategy=strategy, output=output)
+    replanning, questions, old = None, None, None
+    if controls.old_plan is not None:
+        from eth_cli.commands.replanning import read_old
+
+        old = read_old(controls.old_plan)
+    cluster = the_cluster(cluster_path, old)
+    batch = the_batch(global_batch_size, old)
     excluded = _excluded(cluster, controls)
+    if controls.replans:
+        from eth_cli.commands.replanning import Replanning
+
+        replanning = Replanning(controls, old, cluster, cluster_path)
+        excluded = replanning.excluded(excluded)
     if controls.asks:
         from eth_cli.commands.plan_questions import Questions
 
-        questions = Questions(controls, cluster, cluster_path, excluded)
-    if profile_path is not None:
-        _refuse_with_profile({"--model": model_source, "--seq-len": seq_len, "--dtype": dtype})
-        profile = read_profile(profile_path)
-    else:
-        profile = _estimate(
-            questions.largest_cluster() if controls.what_if else cluster,
-            cluster_path,
-            model_source=model_source,
-            seq_len=seq_len,
-            dtype=dtype,
-            sizes=_sizes(global_batch_size, micro_batch_size),
-        )
-    _check_widths(controls, profile)
+        named = cluster_path or Path(f"cluster {cluster.name}")
+        questions = Questions(controls, cluster, named, excluded)
     options = SearchOptions(
-        global_batch_size=global_batch_size,
+        global_batch_size=batch,
         micro_batch_size=micro_batch_size,
         strategy=strategy,
         max_pipelines=controls.max_pipelines,
@@ -85,19 +97,38 @@ def run_plan_command(
         max_gap=controls.max_gap,
         time_limit_s=controls.time_limit_s,
     )
+    if old is not None:
+        options = old.inherited(options)
+    profile = the_profile(
+        profile_path,
+        cluster=questions.largest_cluster() if questions and controls.what_if else cluster,
+        cluster_path=cluster_path,
+        model_source=model_source,
+        seq_len=seq_len,
+        dtype=dtype,
+        sizes=estimated_sizes(batch, options.micro_batch_size),
+        old=old,
+    )
+    check_widths(controls, profile)
     answered: Answered | None = None
-    with naming_file("profile", profile_path or f"--model {model_source}"):
-        if controls.what_if:
+    replanned: Replanned | None = None
+    with (
+        naming_file("profile", profile_path or f"--model {model_source or profile.model.name}"),
+        watched() as interruption,
+    ):
+        if questions and controls.what_if:
             questions.check_profiled(profile)
-        answers = (
-            compare_strategies(profile, cluster, options, clock=time.monotonic)
-            if compare
-            else {strategy: _search(profile, cluster, options)}
-        )
+        if replanning is not None:
+            answers, replanned = _replanned(
+                replanning, profile, profile_path, options, interruption
+            )
+        else:
+            answers = _searched(profile, cluster, options, compare, interruption)
         if excluded:
             answers = {name: _saying_why(answer, excluded) for name, answer in answers.items()}
-        if controls.asks:
-            answered = questions.answer(answers[strategy], profile, options)
+        if questions and not interruption.is_pressed:
+            answered = _answered(questions, answers[strategy], profile, options, interruption)
+        if answered is not None:
             answers[strategy] = answered.chosen
     plans = {
         name: self_contained(answer.plan, cluster, profile, profile.model.spec)
@@ -105,7 +136,7 @@ def run_plan_command(
         if isinstance(answer, SearchReport)
     }
     if profile_path is None:
-        plans = {name: _without_profile_digest(plan) for name, plan in plans.items()}
+        plans = {name: without_profile_digest(plan) for name, plan in plans.items()}
     if output is not None and strategy in plans:
         write_plan(output, plans[strategy])
     if controls.frontier_svg is not None and answered is not None:
@@ -117,6 +148,7 @@ def run_plan_command(
             plans,
             cluster,
             answered,
+            None if replanned is None else (replanned, controls.old_plan),
             strategy=strategy,
             as_json=as_json,
             compare=compare,
@@ -126,9 +158,13 @@ def run_plan_command(
         raise chosen
     if output is not None and is_shown and not as_json:
         print_note(f"wrote {output}")
+    if interruption.is_pressed:
+        raise InterruptedEarlyError(_what_was_left(chosen, questions, answered, compare, answers))
 
 
-def _check_controls(controls: Controls, *, compare: bool, output: Path | None) -> None:
+def _check_controls(
+    controls: Controls, *, compare: bool, strategy: str, output: Path | None
+) -> None:
     """Raise ConfigError for options that are wrong whatever the files say."""
     if controls.max_step_time_s is not None and not controls.by_cost:
         raise ConfigError.single(
@@ -145,6 +181,10 @@ def _check_controls(controls: Controls, *, compare: bool, output: Path | None) -
         raise ConfigError.single(
             "--frontier-svg", "", f"{svg} is where the plan goes too; give another file"
         )
+    if controls.replans or controls.lost:
+        from eth_cli.commands.replanning import check_alone
+
+        check_alone(controls, compare=compare, strategy=strategy)
 
 
 def _excluded(cluster: Cluster, controls: Controls) -> dict[str, str]:
@@ -157,131 +197,136 @@ def _excluded(cluster: Cluster, controls: Controls) -> dict[str, str]:
     return {device: f"excluded by --exclude {name}" for device, name in named.items()}
 
 
-def _check_widths(controls: Controls, profile: Profile) -> None:
-    """Raise ConfigError for a tensor-parallel width that the profile has on no type."""
-    known = sorted({width for t in profile.device_types for width in profile.widths(t)})
-    for width in controls.tensor_parallel or ():
-        if width not in known:
-            raise ConfigError.single(
-                "--tensor-parallel",
-                "",
-                f"{width} is not in the profile, which has widths {', '.join(map(str, known))}; "
-                "use one of those or profile it",
-            )
-
-
 def _saying_why(
     answer: SearchReport | InfeasibleError, reasons: dict[str, str]
 ) -> SearchReport | InfeasibleError:
-    from eth_cli.search.replan import saying_why
-
-    return answer if isinstance(answer, InfeasibleError) else saying_why(answer, reasons)
+    return answer if isinstance(answer, InfeasibleError) else answer.saying(reasons)
 
 
-def _search(
-    profile: Profile, cluster: Cluster, options: SearchOptions
-) -> SearchReport | InfeasibleError:
-    try:
-        return search(profile, cluster, options, clock=time.monotonic)
-    except InfeasibleError as error:
-        return error
+# --- The search --------------------------------------------------------------------------------
 
 
-def _refuse_with_profile(options: dict[str, object]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError.single(
-                option, "", "is for planning without a profile; leave it or --profile out"
-            )
-
-
-def _estimate(
+def _searched(
+    profile: Profile,
     cluster: Cluster,
-    cluster_path: Path,
-    *,
-    model_source: str | None,
-    seq_len: int | None,
-    dtype: str | None,
-    sizes: tuple[int, ...],
-) -> Profile:
-    """The analytic profile of a model, for planning without measurements."""
-    from eth_cli.model_sources import load_model
-    from eth_cli.profile.analytic import analytic_profile
-    from eth_cli.render.progress import progress
-
-    if model_source is None:
-        raise ConfigError.single(
-            "--profile", "", "is missing; give a profile, or --model and --seq-len to estimate one"
+    options: SearchOptions,
+    compare: bool,
+    interruption: Interruption,
+) -> Answers:
+    """The plan of the strategy, or of all. Raises SearchStoppedError where there is none yet."""
+    if compare:
+        answers = compare_strategies(
+            profile, cluster, options, clock=time.monotonic, is_stopped=interruption.is_stopped
         )
-    if seq_len is None:
-        raise ConfigError.single("--seq-len", "", "is missing; --model needs it")
-    spec = load_model(model_source)
-    with (
-        naming_file(f"cluster {cluster.name}", cluster_path),
-        progress(f"estimating {spec.name}") as report,
-    ):
-        return analytic_profile(
-            spec,
-            cluster,
-            seq_len=seq_len,
-            dtype=dtype or "fp32",
-            micro_batch_sizes=sizes,
-            progress=report,
+        if options.strategy not in answers:
+            raise SearchStoppedError(f"interrupted before {options.strategy} had a plan")
+        return answers
+    try:
+        report = search(
+            profile, cluster, options, clock=time.monotonic, is_stopped=interruption.is_stopped
         )
+    except InfeasibleError as error:
+        return {options.strategy: error}
+    return {options.strategy: report}
 
 
-def _without_profile_digest(plan: Plan) -> Plan:
-    """The plan, for use with any profile of its model: nobody has a file of the estimate."""
-    if plan.provenance is None:
-        return plan
-    digests = {k: v for k, v in plan.provenance.digests.items() if k != "profile"}
-    return plan.model_copy(
-        update={"provenance": plan.provenance.model_copy(update={"digests": digests})}
-    )
+def _replanned(
+    replanning: Replanning,
+    profile: Profile,
+    profile_path: Path | None,
+    options: SearchOptions,
+    interruption: Interruption,
+) -> tuple[Answers, Replanned | None]:
+    try:
+        found = replanning.search(
+            profile, profile_path, options, is_stopped=interruption.is_stopped
+        )
+    except InfeasibleError as error:
+        return {options.strategy: error}, None
+    return {options.strategy: found.report}, found
 
 
-def _sizes(global_batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
-    if micro_batch_size is not None:
-        return (micro_batch_size,)
-    return tuple(size for size in ESTIMATED_MICRO_BATCH_SIZES if size <= global_batch_size)
+def _answered(
+    questions: Questions,
+    answer: SearchReport | InfeasibleError,
+    profile: Profile,
+    options: SearchOptions,
+    interruption: Interruption,
+) -> Answered | None:
+    """Answers to what else is asked; None: Ctrl-C ended that."""
+    interruption.is_patient = False
+    try:
+        return questions.answer(answer, profile, options)
+    except KeyboardInterrupt:
+        interruption.is_pressed = True
+        return None
+
+
+def _what_was_left(
+    chosen: SearchReport,
+    questions: Questions | None,
+    answered: Answered | None,
+    compare: bool,
+    answers: Answers,
+) -> str:
+    """What Ctrl-C cut short, for people."""
+    if questions is not None and answered is None and chosen.status == "optimal":
+        return "interrupted: the plan is the best, what else was asked is not answered"
+    text = f"interrupted: the plan is the best found so far ({chosen.status})"
+    if compare and len(answers) < len(COMPARED):
+        missing = [name for name in COMPARED if name not in answers]
+        text += f"; not looked at: {', '.join(missing)}"
+    return text
+
+
+# --- What is shown -----------------------------------------------------------------------------
 
 
 def _show(
-    answers: dict[str, SearchReport | InfeasibleError],
+    answers: Answers,
     plans: dict[str, Plan],
     cluster: Cluster,
     answered: Answered | None,
+    replanned: tuple[Replanned, Path | None] | None,
     *,
     strategy: str,
     as_json: bool,
     compare: bool,
 ) -> None:
     if as_json:
-        _show_json(answers, plans, answered, strategy=strategy, compare=compare)
+        more = {} if answered is None else answered.data()
+        if replanned is not None and replanned[0].moves is not None:
+            from eth_cli.render.replan import moves_data
+
+            more["moves"] = moves_data(replanned[0])
+        _show_json(answers, plans, more, strategy=strategy, compare=compare)
         return
     from eth_cli.render.plan import comparison_table, plan_view, search_view
 
     if compare:
-        print_result(comparison_table({name: answers[name] for name in COMPARED}))
+        print_result(comparison_table({n: answers[n] for n in COMPARED if n in answers}))
     answer = answers[strategy]
     if isinstance(answer, SearchReport):
         title = f"{answer.plan.model} on {cluster.name}, strategy {strategy}"
         print_result(*plan_view(answer.plan, answer.simulation, cluster, title=title))
         print_result(*search_view(answer))
+    if replanned is not None and replanned[1] is not None:
+        from eth_cli.render.replan import moves_view
+
+        print_result(*moves_view(replanned[0], replanned[1]))
     if answered is not None:
         print_result(*answered.views())
 
 
 def _show_json(
-    answers: dict[str, SearchReport | InfeasibleError],
+    answers: Answers,
     plans: dict[str, Plan],
-    answered: Answered | None,
+    more: dict[str, Any],
     *,
     strategy: str,
     compare: bool,
 ) -> None:
     """The plan, or all of a comparison, and under keys of their own what else was asked."""
-    more = {} if answered is None else answered.data()
     found: dict[str, Any] = {
         name: serde.to_data(plans[name]) if name in plans else None for name in answers
     }

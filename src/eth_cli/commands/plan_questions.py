@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eth_cli.errors import InfeasibleError
 from eth_cli.profile.table import Profile
 from eth_cli.render.console import output_width
 from eth_cli.render.progress import progress
+from eth_cli.search.again import Answer, SearchAgain
 from eth_cli.search.cheapest import Cheapest, find_cheapest
 from eth_cli.search.economics import Cost, check_prices, cost_of
 from eth_cli.search.edits import Change, Variant, apply_changes
@@ -27,7 +28,6 @@ from eth_cli.search.explain import Explanation, explain
 from eth_cli.search.explore import Explorer
 from eth_cli.search.frontier import Frontier
 from eth_cli.search.planner import SearchOptions, SearchReport
-from eth_cli.search.replan import Answer, Replanner, saying_why
 from eth_cli.search.what_if import Outcome, check_profiled, outcomes, variants
 
 LEFT_OUT = "left out to save cost: the plan without it costs least of those that were tried"
@@ -129,7 +129,7 @@ class Questions:
 
     def answer(self, answer: Answer, profile: Profile, options: SearchOptions) -> Answered:
         """Answer everything. Where there is no plan, what-if alone can say more."""
-        replanner = Replanner(profile, self.cluster, options, clock=time.monotonic)
+        replanner = SearchAgain(profile, self.cluster, options, clock=time.monotonic)
         chosen, cheapest, frontier = answer, None, None
         if self.controls.by_cost and isinstance(answer, SearchReport):
             with progress("cheapest plan") as report:
@@ -171,7 +171,7 @@ class Questions:
             explanation=self._explanation(chosen, profile, replanner),
         )
 
-    def _what_if(self, now: Answer, replanner: Replanner) -> tuple[Outcome, ...]:
+    def _what_if(self, now: Answer, replanner: SearchAgain) -> tuple[Outcome, ...]:
         if not self.changes:
             return ()
         with progress("what if") as report:
@@ -184,7 +184,7 @@ class Questions:
             )
 
     def _explanation(
-        self, chosen: Answer, profile: Profile, replanner: Replanner
+        self, chosen: Answer, profile: Profile, replanner: SearchAgain
     ) -> Explanation | None:
         if not self.controls.explain or isinstance(chosen, InfeasibleError):
             return None
@@ -200,12 +200,7 @@ class Questions:
         """The cheapest plan, which says what it was made for."""
         point = found.point
         reasons = dict.fromkeys(point.left_out, LEFT_OUT) | self.excluded
-        report = saying_why(point.report, reasons)
-        provenance = report.plan.provenance
-        if provenance is None:
-            return report
         asked: dict[str, Any] = {"objective": self.controls.objective}
         if self.controls.max_step_time_s is not None:
             asked["max_step_time_s"] = self.controls.max_step_time_s
-        made = provenance.model_copy(update={"options": provenance.options | asked})
-        return replace(report, plan=report.plan.model_copy(update={"provenance": made}))
+        return point.report.saying(reasons, asked)

@@ -26,7 +26,7 @@ from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.refine import fits
 from eth_cli.search.request import EVEN
 from eth_cli.search.shares import levelled
-from eth_cli.search.templates import Floats, Option, Problem
+from eth_cli.search.templates import Floats, Option, Problem, SearchOverError
 from eth_cli.units import format_bytes, format_seconds
 
 Grid = tuple[tuple[Device, ...], ...]
@@ -66,6 +66,7 @@ def best_grid(
 
     Raises:
         InfeasibleError: no grid over any number of devices fits.
+        SearchOverError: the time of the search was over before any was found.
     """
     devices = _fast_to_slow(problem)
     if strategy == EVEN:
@@ -81,6 +82,9 @@ def best_grid(
                 found.append(_fullest_grid(problem, cut, used, max_pipelines, level_shares))
             except InfeasibleError as error:
                 failures.append(error)
+            except SearchOverError:
+                if not found:
+                    raise
     if not found:
         raise failures[0]
     best = min(found, key=lambda plan: plan.step_time_s)
@@ -108,6 +112,10 @@ def _fullest_grid(
     for num_used in range(len(devices), 0, -1):
         best: tuple[float, tuple[PlacedPipeline, ...]] | None = None
         for b, grid in _grids(problem, devices[:num_used], max_pipelines):
+            if problem.is_over():
+                if best is None:
+                    raise SearchOverError
+                break
             num_tried += 1
             micro_batches = problem.global_batch_size // b // len(grid)
             cut = _cut(problem, strategy, grid, b, micro_batches)

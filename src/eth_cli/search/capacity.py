@@ -126,6 +126,7 @@ class Families:
     """
 
     def __init__(self, problem: Problem, space: CountSpace, *, max_grid: int) -> None:
+        """Raises SearchOverError where the time of the search is over."""
         self.problem = problem
         self.space = space
         self.grids = {
@@ -143,7 +144,10 @@ class Families:
         after it, by [index of m in the grid, index of the vector] [s]."""
         self._levels: dict[tuple[int, int], list[Floats]] = {}
         for b, grid in self.grids.items():
-            rows = [self._bounds(self._time_levels(b, m)) + optimizer[b] for m in grid]
+            rows = []
+            for m in grid:
+                problem.check_over()
+                rows.append(self._bounds(self._time_levels(b, m)) + optimizer[b])
             # A family that cannot run m micro-batches cannot run more; keep rounding from saying so
             self.times_s[b] = np.maximum.accumulate(np.array(rows), axis=0)
 

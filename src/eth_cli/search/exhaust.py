@@ -37,12 +37,14 @@ ROUNDING = 1e-12
 
 _UNITS_OF_A_SET = 20
 """Cost of bounding the sync of a set of templates, in units of looking at one stage of one."""
+_LOOK = 500
+"""Units between two looks at the time."""
 _UNITS_OF_A_SIMULATION = 30
 """Cost of simulating a plan, in the same units."""
 
 
 class BudgetExhaustedError(Exception):
-    """The search has looked at as many candidates as it may."""
+    """The search has looked at as many candidates as it may, or for as long."""
 
 
 @dataclass(kw_only=True)
@@ -110,6 +112,8 @@ class Exhaustive:
         self.families = families
         self.best = best
         self.budget = budget
+        self._next_look = budget
+        """Budget below which it is time to ask whether the time is over."""
         self._sync = SyncBound(problem)
         self._others: dict[Counts, int] = {}
 
@@ -124,8 +128,10 @@ class Exhaustive:
 
     def _spend(self, units: int = 1) -> None:
         self.budget -= units
-        if self.budget < 0:
-            raise BudgetExhaustedError
+        if self.budget < self._next_look:
+            self._next_look = max(0, self.budget - _LOOK)
+            if self.budget < 0 or self.problem.is_over():
+                raise BudgetExhaustedError
 
     # --- Level 1: templates ------------------------------------------------------------------
 

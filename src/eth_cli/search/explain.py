@@ -14,6 +14,7 @@ from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
+from eth_cli.search.again import Progress, SearchAgain
 from eth_cli.search.edits import (
     has_slow_overrides,
     one_more_device,
@@ -23,7 +24,6 @@ from eth_cli.search.edits import (
 )
 from eth_cli.search.memory import StageMemory
 from eth_cli.search.planner import Rival, SearchReport
-from eth_cli.search.replan import Progress, Replanner
 from eth_cli.search.simulate import StageFigures
 
 LEAST_GAIN = 0.001
@@ -134,7 +134,7 @@ def explain(
     report: SearchReport,
     profile: Profile,
     cluster: Cluster,
-    replanner: Replanner,
+    replanner: SearchAgain,
     *,
     progress: Progress | None = None,
 ) -> Explanation:
@@ -180,7 +180,7 @@ class _Question(NamedTuple):
 
 
 def _memory_questions(
-    report: SearchReport, cluster: Cluster, replanner: Replanner
+    report: SearchReport, cluster: Cluster, replanner: SearchAgain
 ) -> Iterator[_Question]:
     used = {cluster.devices[place.device].type for place in report.plan.ranks}
     for device_type in sorted(used):
@@ -272,7 +272,7 @@ def _memory_terms(report: SearchReport, cluster: Cluster) -> Iterator[StageMemor
 # --- The plan as it would be ----------------------------------------------------------------------
 
 
-def _decision(report: SearchReport, question: _Question, replanner: Replanner) -> MemoryDecision:
+def _decision(report: SearchReport, question: _Question, replanner: SearchAgain) -> MemoryDecision:
     answer = replanner.on(question.cluster)
     then_s = None if isinstance(answer, InfeasibleError) else answer.step_time_s
     gain = _gain(report.step_time_s, then_s)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from eth_cli.search.assign import Chosen, choose, columns
 from eth_cli.search.capacity import Families
 from eth_cli.search.exhaust import Best
@@ -44,7 +46,7 @@ def _raise_targets(
     seen: set[tuple[Chosen, ...]] = set()
     for factor in TARGETS:
         target_s = bound_s * factor
-        if target_s >= best.limit_s or stale == STALE_TARGETS:
+        if target_s >= best.limit_s or stale == STALE_TARGETS or problem.is_over():
             return
         found_columns, num_dominated = columns(families, target_s)
         best.prune("dominated", num_dominated)
@@ -237,30 +239,22 @@ def recut(problem: Problem, options: Sequence[Option], micro_batch_size: int) ->
     """
     num_stages = len(options)
     num_blocks = problem.num_blocks
-    infinite = float("inf")
     most = problem.global_batch_size // micro_batch_size
     costs = [problem.costs(o, micro_batch_size) for o in options]
-    # best[start]: (slowest stage, stop of the first stage) of the stages from s on.
-    best: list[tuple[float, int]] = [(infinite, 0)] * num_blocks + [(0.0, num_blocks)]
-    tables = []
+    # By first block: the slowest stage of the stages from s on, and where the first of them stops.
+    best = np.append(np.full(num_blocks, np.inf), 0.0)
+    stops = []
     for s in range(num_stages - 1, -1, -1):
         need = min(most, num_stages - s)
-        work, room = costs[s].work_s, costs[s].in_flight
-        row: list[tuple[float, int]] = [(infinite, 0)] * (num_blocks + 1)
-        for start in range(num_blocks):
-            for stop in range(start + 1, num_blocks + 1):
-                if room[start, stop] < need:
-                    continue
-                slowest = max(float(work[start, stop]), best[stop][0])
-                if slowest < row[start][0]:
-                    row[start] = (slowest, stop)
-        tables.append(row)
-        best = row
-    if best[0][0] == infinite:
+        work = np.where(costs[s].in_flight >= need, costs[s].work_s, np.inf)
+        slowest = np.maximum(work, best[None, :])
+        stops.append(slowest.argmin(axis=1))
+        best = slowest.min(axis=1)
+    if not np.isfinite(best[0]):
         return None
     stages, start = [], 0
-    for option, row in zip(options, reversed(tables), strict=True):
-        stop = row[start][1]
+    for option, row in zip(options, reversed(stops), strict=True):
+        stop = int(row[start])
         stages.append(TemplateStage(option.kind, start, stop, *option[1:]))
         start = stop
     return Template(micro_batch_size, tuple(stages))

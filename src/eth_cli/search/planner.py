@@ -8,14 +8,15 @@ no clock (the caller may pass one in), no files, no printing; the same inputs gi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import eth_cli
 from eth_cli.cluster import Cluster
-from eth_cli.errors import ConfigError, InfeasibleError
+from eth_cli.errors import ConfigError, EthError, InfeasibleError, SearchStoppedError
 from eth_cli.plan import Plan, Provenance, SolverInfo, UnusedDevice
 from eth_cli.profile.table import Profile
 from eth_cli.search import heuristic
@@ -43,8 +44,9 @@ from eth_cli.search.request import (
 )
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
-from eth_cli.search.templates import Kind, Problem, Template
+from eth_cli.search.templates import Kind, Problem, SearchOverError, Template
 from eth_cli.search.unused import explain_unused, unused_types
+from eth_cli.units import format_seconds
 
 __all__ = [
     "STRATEGIES",
@@ -94,6 +96,21 @@ class SearchReport:
         """Predicted step time of the plan [s]."""
         return self.simulation.step_time_s
 
+    def saying(
+        self, reasons: Mapping[str, str], asked: Mapping[str, object] | None = None
+    ) -> SearchReport:
+        """The report with other reasons why devices are unused, by id, and more that was asked."""
+        plan = self.plan
+        unused = tuple(
+            UnusedDevice(device=u.device, reason=reasons.get(u.device, u.reason))
+            for u in plan.unused_devices
+        )
+        changed: dict[str, object] = {"unused_devices": unused}
+        if asked and plan.provenance is not None:
+            options = plan.provenance.options | dict(asked)
+            changed["provenance"] = plan.provenance.model_copy(update={"options": options})
+        return replace(self, plan=plan.model_copy(update=changed))
+
 
 def search(
     profile: Profile,
@@ -101,17 +118,22 @@ def search(
     options: SearchOptions,
     *,
     clock: Callable[[], float] | None = None,
+    is_stopped: Callable[[], bool] | None = None,
 ) -> SearchReport:
     """The best plan of a strategy.
 
     Args:
-        clock: seconds since any moment, for `SearchReport.wall_s`; never looked at to decide.
+        clock: seconds since any moment, for `SearchReport.wall_s` and ``options.time_limit_s``; it
+            decides nothing else.
+        is_stopped: asked now and then; once it says yes, the search ends with the best plan so far.
 
     Raises:
         ConfigError: the options do not fit the profile, or it covers no device of the cluster.
-        InfeasibleError: no plan fits the devices' memory; says what lacks and what would help.
+        InfeasibleError: no plan fits the devices' memory; says what lacks and what would help. Or
+            none was found in the time given.
+        SearchStoppedError: it was stopped before it had found a plan.
     """
-    return _Search(profile, cluster, options, clock).run()
+    return Search(profile, cluster, options, clock, is_stopped).run()
 
 
 def compare(
@@ -120,47 +142,54 @@ def compare(
     options: SearchOptions,
     *,
     clock: Callable[[], float] | None = None,
+    is_stopped: Callable[[], bool] | None = None,
 ) -> dict[str, SearchReport | InfeasibleError]:
-    """Every strategy's answer, or why it has none.
+    """Every strategy's answer, or why it has none; once stopped, those that there are.
 
     Raises:
         ConfigError: as `search`; it would be the same for all.
+        SearchStoppedError: it was stopped before the first strategy had a plan.
     """
     answers: dict[str, SearchReport | InfeasibleError] = {}
     for strategy in STRATEGIES:
         chosen = SearchOptions(**(asdict(options) | {"strategy": strategy}))
         try:
-            answers[strategy] = search(profile, cluster, chosen, clock=clock)
+            answers[strategy] = search(profile, cluster, chosen, clock=clock, is_stopped=is_stopped)
         except InfeasibleError as error:
             answers[strategy] = error
+        except SearchStoppedError:
+            if not answers:
+                raise
     return answers
 
 
-class _Search:
-    """One call of `search`."""
+class Search:
+    """One search: what is asked, the problem, and the answer."""
 
     def __init__(
         self,
         profile: Profile,
         cluster: Cluster,
         options: SearchOptions,
-        clock: Callable[[], float] | None,
+        clock: Callable[[], float] | None = None,
+        is_stopped: Callable[[], bool] | None = None,
     ) -> None:
         self.profile = profile
         self.cluster = cluster
         self.options = options
         self.clock = clock or (lambda: 0.0)
+        self.is_stopped = is_stopped or (lambda: False)
         self.started_s = self.clock()
         self.model = CostModel(profile, cluster)
         self.sizes = micro_batch_sizes(profile, cluster, options)
         self.unusable = unusable_types(self.model, self.sizes, options)
         check_dtype(profile, cluster)
         kinds = _kinds(cluster, self.unusable, options.excluded)
-        self.problem = problem_of(self.model, options, kinds, self.sizes)
+        self.problem = problem_of(self.model, options, kinds, self.sizes, is_over=self.is_over)
 
     def run(self) -> SearchReport:
         if not self.problem.kinds:
-            raise self._infeasible(is_proved=True)
+            raise self.infeasible(is_proved=True)
         if self.options.strategy == HPP:
             return self._hpp()
         if self.options.strategy in (EVEN, UNEVEN_LAYERS):
@@ -174,18 +203,21 @@ class _Search:
     # --- Strategies --------------------------------------------------------------------------
 
     def _baseline(self) -> SearchReport:
-        grid = best_grid(
-            self.problem,
-            self.options.strategy,
-            max_pipelines=self.options.max_pipelines,
-            level_shares=self.options.level_shares,
-        )
+        try:
+            grid = best_grid(
+                self.problem,
+                self.options.strategy,
+                max_pipelines=self.options.max_pipelines,
+                level_shares=self.options.level_shares,
+            )
+        except SearchOverError:
+            raise self._nothing_found() from None
         best = Best(pipelines=grid.pipelines, time_s=grid.step_time_s)
         best.num_simulated = grid.num_tried
         # Every grid of the strategy was looked at; the bound is that of all plans all the same.
         bound_s = min(all_families(self.problem).bound_s, grid.step_time_s)
         unused = dict.fromkeys(unused_types(self.problem, grid.pipelines), grid.why_left_out)
-        return self._report(best, bound_s, unused, ())
+        return self.report(best, bound_s, unused, ())
 
     def _hpp(self) -> SearchReport:
         best = Best(max_pipelines=self.options.max_pipelines)
@@ -196,6 +228,9 @@ class _Search:
                 grid = best_grid(self.problem, strategy, max_pipelines=self.options.max_pipelines)
             except InfeasibleError as error:
                 rivals.append(Rival(name=strategy, step_time_s=None, note=error.binding))
+                continue
+            except SearchOverError:
+                rivals.append(Rival(name=strategy, step_time_s=None, note=_NOT_LOOKED_AT))
                 continue
             best.offer(grid.pipelines, grid.step_time_s)
             starts.append(grid.pipelines)
@@ -209,35 +244,49 @@ class _Search:
             heuristic.improve(self.problem, known.families, best, bound_s=bound_s)
             self._refine(best, starts)
             starts = []  # They have been climbed from.
-            if best.limit_s > bound_s and self._may_exhaust() and not self._is_over():
+            if best.limit_s > bound_s and self._may_exhaust() and not self.is_over():
                 proved = Exhaustive(
                     self.problem, known.families, best, budget=self.options.budget
                 ).run()
-        if not proved and not self._is_enough(best, bound_s):
-            pricing = Pricing(self.problem)
-            climbed = best.time_s if known.families is not None else math.inf
-            self._search_plain(best, bound_s)
-            templates = self._mix(self.problem, pricing, best, bound_s)
-            if best.time_s < climbed:
-                self._refine(best, starts)
-            if not self._is_enough(best, bound_s):
-                certified_s = certified_bound_s(
-                    pricing,
-                    templates,
-                    best_s=best.time_s,
-                    max_pipelines=self.options.max_pipelines,
-                    is_over=self._is_over,
-                    prune=best.prune,
-                )
-                bound_s = max(bound_s, min(certified_s, best.time_s))
-        if best.pipelines is None:
+        if not proved and not self.is_enough(best, bound_s):
+            with contextlib.suppress(SearchOverError):
+                bound_s = max(bound_s, self._price_out(best, bound_s, starts))
+        if best.pipelines is None and not self.is_stopped():
             self._offer_any(best)
         if best.pipelines is None:
-            raise self._infeasible(is_proved=proved or math.isinf(known.bound_s))
+            if self.is_over():
+                raise self._nothing_found()
+            raise self.infeasible(is_proved=proved or math.isinf(known.bound_s))
         reasons = explain_unused(self.problem, best, is_final=proved)
         if proved or best.limit_s <= bound_s:
             bound_s = best.time_s
-        return self._report(best, bound_s, reasons, tuple(rivals))
+        return self.report(best, bound_s, reasons, tuple(rivals))
+
+    def _price_out(
+        self, best: Best, bound_s: float, starts: list[tuple[PlacedPipeline, ...]]
+    ) -> float:
+        """Offer what mixes of priced templates come to, and prove a bound [s].
+
+        Raises:
+            SearchOverError: the time of the search was over.
+        """
+        pricing = Pricing(self.problem)
+        climbed = math.inf if starts else best.time_s
+        self._search_plain(best, bound_s)
+        templates = self._mix(self.problem, pricing, best, bound_s)
+        if best.time_s < climbed:
+            self._refine(best, starts)
+        if self.is_enough(best, bound_s):
+            return bound_s
+        certified_s = certified_bound_s(
+            pricing,
+            templates,
+            best_s=best.time_s,
+            max_pipelines=self.options.max_pipelines,
+            is_over=self.is_over,
+            prune=best.prune,
+        )
+        return min(certified_s, best.time_s)
 
     def _search_plain(self, best: Best, bound_s: float) -> None:
         """Offer plans of single devices without recomputation, where others are searched too.
@@ -245,7 +294,9 @@ class _Search:
         Of a larger space less is looked at; so what a search of the smaller one finds is not lost.
         """
         options = replace(self.options, tensor_parallel=(1,), recompute=False)
-        plain = problem_of(self.model, options, self.problem.kinds, self.sizes)
+        plain = problem_of(
+            self.model, options, self.problem.kinds, self.sizes, is_over=self.is_over
+        )
         if not plain.options or len(plain.options) == len(self.problem.options):
             return
         families = all_families(plain, max_operations=_PLAIN_OPERATIONS).families
@@ -263,27 +314,38 @@ class _Search:
             pricing,
             best,
             max_pipelines=self.options.max_pipelines,
-            is_over=self._is_over,
+            is_over=self.is_over,
         )
         mixes.run(promising(problem, pricing, about_s))
         return list(dict.fromkeys(bundle.template for bundle in mixes.pool))
 
-    def _is_over(self) -> bool:
-        """Whether the time that the caller allows has passed."""
+    def _nothing_found(self) -> EthError:
+        """The error for a search that ended before it had a plan."""
+        if self.is_stopped():
+            return SearchStoppedError("interrupted before any plan was found")
+        binding = f"none was found in the {format_seconds(self.options.time_limit_s or 0.0)} given"
+        return InfeasibleError(
+            f"no plan: {binding}", binding=binding, suggestion="a longer --time-limit"
+        )
+
+    def is_over(self) -> bool:
+        """Whether the caller has stopped the search, or the time that it allows has passed."""
+        if self.is_stopped():
+            return True
         limit_s = self.options.time_limit_s
         return limit_s is not None and self.clock() - self.started_s >= limit_s
 
-    def _is_enough(self, best: Best, bound_s: float) -> bool:
+    def is_enough(self, best: Best, bound_s: float) -> bool:
         """Whether the best plan is as near to the optimum as the caller asks for, or proved."""
         most = 1 + (self.options.max_gap or 0.0)
-        return best.limit_s <= bound_s * most or self._is_over()
+        return best.limit_s <= bound_s * most or self.is_over()
 
     def _refine(self, best: Best, starts: list[tuple[PlacedPipeline, ...]]) -> None:
         """Climb from the best plan, and from those that look worse but have fewer segments."""
         first = [] if best.pipelines is None else [best.pipelines]
         budget = _REFINEMENT
         for pipelines in dict.fromkeys([*first, *starts]):
-            budget = refine(self.model, pipelines, best, budget=budget)
+            budget = refine(self.model, pipelines, best, budget=budget, is_over=self.is_over)
 
     def _offer_any(self, best: Best) -> None:
         """A single pipeline that fits, where there is one: the last resort for a first plan."""
@@ -300,7 +362,8 @@ class _Search:
 
     # --- The answer ----------------------------------------------------------------------------
 
-    def _infeasible(self, *, is_proved: bool) -> InfeasibleError:
+    def infeasible(self, *, is_proved: bool) -> InfeasibleError:
+        """The error for a search without a plan."""
         # Where no stage fits any device: say what the least one lacks.
         too_old = {
             name
@@ -317,13 +380,14 @@ class _Search:
             is_proved=is_proved,
         )
 
-    def _report(
+    def report(
         self,
         best: Best,
         bound_s: float,
         unused_reasons: dict[str, str],
         rivals: tuple[Rival, ...],
     ) -> SearchReport:
+        """The best plan as an answer, checked. ``unused_reasons`` are by device type."""
         assert best.pipelines is not None
         position = {device: i for i, device in enumerate(self.cluster.devices)}
         pipelines = sorted(best.pipelines, key=lambda p: position[p.stages[0].devices[0].id])
@@ -382,6 +446,8 @@ class _Search:
         )
 
 
+_NOT_LOOKED_AT = "the search ended before it was looked for"
+"""Why a baseline has no plan where nobody knows."""
 _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
 _PLAIN_OPERATIONS = 1e7

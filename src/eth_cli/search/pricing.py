@@ -163,7 +163,8 @@ class Pricing:
             for node in self._roots(b, time_s, only_whole_batch):
                 push(node)
         is_proved = True
-        while heap and num_nodes < max_nodes and len(found) < stop_after:
+        is_over = self.problem.is_over
+        while heap and num_nodes < max_nodes and len(found) < stop_after and not is_over():
             _, _, node, path = heapq.heappop(heap)
             halves = self._halves(node, path, time_s)
             if not halves:

@@ -8,7 +8,7 @@ pipeline left out. The first move that helps is taken, until none does or the bu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from eth_cli.search.cost import CostModel
 from eth_cli.search.exhaust import Best
@@ -22,11 +22,21 @@ _SIMULATION = 20
 """Cost of a simulation beside that of its pipelines, 1 each."""
 
 
-def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -> int:
+def refine(
+    model: CostModel,
+    pipelines: Pipelines,
+    best: Best,
+    *,
+    budget: int,
+    is_over: Callable[[], bool] = lambda: False,
+    is_allowed: Callable[[Pipelines], bool] = lambda _: True,
+) -> int:
     """Offer every plan on the way from ``pipelines`` up the hill.
 
     Args:
         budget: what may be spent; a simulation costs a little, and more with every pipeline.
+        is_over: asked before every simulation whether to end.
+        is_allowed: whether a plan may be taken; where it says no, the plan is not looked at.
 
     Returns:
         What is left of the budget.
@@ -37,8 +47,10 @@ def refine(model: CostModel, pipelines: Pipelines, best: Best, *, budget: int) -
     while improved:
         improved = False
         for candidate in _moves(model, current):
-            if budget <= 0:
+            if budget <= 0 or is_over():
                 return 0
+            if not is_allowed(candidate):
+                continue
             if not fits(model, candidate):
                 best.prune("memory")
                 continue

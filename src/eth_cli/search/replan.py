@@ -1,92 +1,155 @@
-"""The same question asked again: of fewer devices, or of a changed cluster."""
+"""Planning again from an old plan: `replan`, and what has to move.
+
+For devices that are lost, other limits, another batch, or parts of the plan that are pinned. What
+`planner.search` finds from nothing is made here from what there is (`warm`), in a fraction of the
+time; a fresh search is the last resort where nothing of the old plan helps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from eth_cli.cluster import Cluster
-from eth_cli.errors import ConfigError, InfeasibleError
-from eth_cli.plan import UnusedDevice
+from eth_cli.errors import EthError, InfeasibleError, SearchStoppedError
+from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
-from eth_cli.search.planner import SearchOptions, SearchReport, search
-from eth_cli.search.simulate import simulate
+from eth_cli.search.moves import Holdings, Moves
+from eth_cli.search.pins import Pin, Pinned, resolve_pins
+from eth_cli.search.placed import PlacedPipeline, from_plan
+from eth_cli.search.planner import Search, SearchOptions, SearchReport
+from eth_cli.search.spaces import all_families
+from eth_cli.search.unused import unused_types
+from eth_cli.search.warm import Ranked, WarmStart
 
-Answer = SearchReport | InfeasibleError
-"""A plan, or why there is none."""
+LOST = "lost"
+"""Why a device that is gone is unused."""
 
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
+_FAMILY_OPERATIONS = 2e6
+"""Size of the family programme up to which its bound is worth its time when planning again."""
+_NO_PLACE = "has no place in the plans that were made from the old one; a fresh search may find one"
 
 
-def saying_why(report: SearchReport, reasons: Mapping[str, str]) -> SearchReport:
-    """The report with other reasons why some devices are unused, by device id."""
-    unused = tuple(
-        UnusedDevice(device=u.device, reason=reasons.get(u.device, u.reason))
-        for u in report.plan.unused_devices
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replanned:
+    """A plan made from an old one, and what has to move for it."""
+
+    report: SearchReport
+    moves: Moves | None
+    """None: there is no old plan."""
+    is_fresh: bool
+    """Whether nothing of the old plan helped, so that the plan is that of a search from nothing."""
+
+
+def replan(
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    old: Plan | None,
+    *,
+    lost: Collection[str] = (),
+    pins: Sequence[Pin] = (),
+    clock: Callable[[], float] | None = None,
+    is_stopped: Callable[[], bool] | None = None,
+) -> Replanned:
+    """The best plan that can be made from an old one in a short time.
+
+    Args:
+        old: a plan of this cluster and profile (`simulate.check_plan`); None: there is none, and
+            pipelines for the devices that no pin names are searched for from nothing.
+        lost: ids of devices whose memory is gone; no plan uses them, nor ``options.excluded``.
+        pins: parts of the plan that it has to have.
+        clock: seconds since any moment, as for `planner.search`.
+        is_stopped: asked now and then; once it says yes, the search ends with what it has.
+
+    Raises:
+        ConfigError: as `planner.search` and `pins.resolve_pins`.
+        InfeasibleError: no device is left, or no plan was found that fits.
+        SearchStoppedError: as `planner.search`.
+    """
+    gone = frozenset(lost)
+    asked = options.with_excluded(gone)
+    if len(asked.excluded) == len(cluster.devices):
+        raise _nothing_left(cluster, gone)
+    search = Search(profile, cluster, asked, clock, is_stopped)
+    if not search.problem.kinds:
+        raise search.infeasible(is_proved=True)
+    pipelines = () if old is None else from_plan(old, cluster)
+    pinned = resolve_pins(pins, search.problem, None if old is None else pipelines)
+    start = _without(search, pinned) if old is None else pipelines
+    must = [pipelines[pin.index] for pin in pins] if old is not None else []
+    holdings = Holdings(
+        profile,
+        pipelines,
+        gone=gone,
+        widths={o.tensor_parallel for o in search.problem.options},
     )
-    return replace(report, plan=report.plan.model_copy(update={"unused_devices": unused}))
+    report = _from_old(search, [p for p in start if p not in must], holdings, pinned)
+    is_fresh = report is None
+    if report is None:
+        if pinned:
+            raise _pins_do_not_fit(search)
+        report = search.run()
+    report = report.saying(dict.fromkeys(gone, LOST), {"lost": sorted(gone)} if gone else {})
+    return Replanned(
+        report=report,
+        moves=None if old is None else holdings.moves(from_plan(report.plan, cluster)),
+        is_fresh=is_fresh,
+    )
 
 
-class Replanner:
-    """Searches with the options of a search that has succeeded. Counts its searches."""
+def _without(search: Search, pinned: Sequence[Pinned]) -> tuple[PlacedPipeline, ...]:
+    """Pipelines for the devices that no pin names, found from nothing; none where none fit."""
+    named = {d.id for p in pinned for stage in p.pipeline.stages for d in stage.devices}
+    limits = search.options.with_excluded(named)
+    if len(limits.excluded) == len(search.cluster.devices):
+        return ()
+    others = Search(search.profile, search.cluster, limits, search.clock, is_stopped=search.is_over)
+    try:
+        return from_plan(others.run().plan, search.cluster)
+    except (InfeasibleError, SearchStoppedError):
+        return ()
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        options: SearchOptions,
-        *,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self.profile = profile
-        self.cluster = cluster
-        self.options = options
-        self.clock = clock
-        self.num_searches = 0
 
-    def without(self, excluded: Collection[str]) -> Answer:
-        """The plan without some devices, those that the options leave out among them."""
-        return self._search(self.profile, self.cluster, self.options.excluded | set(excluded))
+def _from_old(
+    search: Search,
+    old: Sequence[PlacedPipeline],
+    holdings: Holdings,
+    pinned: Sequence[Pinned],
+) -> SearchReport | None:
+    """The best plan made from the old one; None: none fits."""
+    problem, limits = search.problem, search.options
+    best = Ranked(max_pipelines=limits.max_pipelines)
+    bound_s = all_families(problem, max_operations=_FAMILY_OPERATIONS).bound_s
+    WarmStart(
+        problem,
+        old,
+        best,
+        holdings=holdings,
+        pinned=pinned,
+        is_over=lambda: search.is_enough(best, bound_s),
+    ).run()
+    if best.pipelines is None:
+        return None
+    if not all(pin.is_in(best.pipelines) for pin in pinned):
+        raise RuntimeError("the plan lacks a pipeline that is pinned")
+    reasons = dict.fromkeys(unused_types(problem, best.pipelines), _NO_PLACE)
+    return search.report(best, bound_s, reasons, ())
 
-    def on(
-        self,
-        cluster: Cluster,
-        *,
-        profile: Profile | None = None,
-        excluded: Collection[str] | None = None,
-    ) -> Answer:
-        """The plan on another cluster, by another profile where one is given.
 
-        Args:
-            excluded: the devices that it may not use, instead of those of the options.
-        """
-        kept = self.options.excluded if excluded is None else frozenset(excluded)
-        return self._search(profile or self.profile, cluster, kept)
+def _nothing_left(cluster: Cluster, gone: Collection[str]) -> InfeasibleError:
+    number = len(cluster.devices)
+    others = number - len(gone)
+    binding = f"no device of cluster {cluster.name} is left: {len(gone)} of {number} are lost"
+    if others:
+        binding += f" and the other {others} are excluded"
+    return InfeasibleError(
+        f"no plan exists: {binding}", binding=binding, suggestion="give it devices that work"
+    )
 
-    def best_on(
-        self, known: SearchReport, cluster: Cluster, *, profile: Profile | None = None
-    ) -> float | None:
-        """Step time on a cluster where a known plan is legal too: the better of it and of a new
-        search; None: neither fits [s].
 
-        A search that is not exhaustive may miss what it found on a smaller cluster.
-        """
-        answer = self.on(cluster, profile=profile)
-        times = [] if isinstance(answer, InfeasibleError) else [answer.step_time_s]
-        kept = simulate(known.plan, profile or self.profile, cluster)
-        if not kept.excesses:
-            times.append(kept.step_time_s)
-        return min(times, default=None)
-
-    def _search(self, profile: Profile, cluster: Cluster, excluded: frozenset[str]) -> Answer:
-        self.num_searches += 1
-        options = replace(self.options, excluded=excluded)
-        try:
-            return search(profile, cluster, options, clock=self.clock)
-        except InfeasibleError as error:
-            return error
-        except ConfigError as error:
-            # The question was sound for the whole cluster: these devices alone cannot answer it.
-            why = error.faults[0].message
-            return InfeasibleError(why, binding=why, suggestion="")
+def _pins_do_not_fit(search: Search) -> EthError:
+    if search.is_stopped():
+        return SearchStoppedError("interrupted before any plan was found")
+    binding = "with what is pinned no plan was found that fits in memory and does the whole batch"
+    return InfeasibleError(binding, binding=binding, suggestion="pin less")

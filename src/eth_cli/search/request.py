@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError
@@ -55,6 +55,10 @@ class SearchOptions:
     """The search ends with the best plan so far when the caller's clock says so [s]."""
     budget: int = 300_000
     """Candidates that the exhaustive search may look at before it gives up on a proof."""
+
+    def with_excluded(self, devices: Collection[str]) -> SearchOptions:
+        """The same without some devices more, by id."""
+        return replace(self, excluded=self.excluded | set(devices))
 
 
 def micro_batch_sizes(
@@ -239,7 +243,12 @@ def _why_unusable(
 
 
 def problem_of(
-    model: CostModel, options: SearchOptions, kinds: Sequence[Kind], sizes: Sequence[int]
+    model: CostModel,
+    options: SearchOptions,
+    kinds: Sequence[Kind],
+    sizes: Sequence[int],
+    *,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Problem:
     """The problem that is asked, of some kinds of devices and micro-batch sizes."""
     return Problem(
@@ -250,6 +259,7 @@ def problem_of(
         tensor_parallel=options.tensor_parallel,
         recompute=options.recompute,
         excluded=options.excluded,
+        is_over=is_over,
     )
 
 

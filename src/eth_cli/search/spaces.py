@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from eth_cli.search.bounds import family_bound_s, work_bound_s
 from eth_cli.search.capacity import CountSpace, Families, num_vectors, steps_of
-from eth_cli.search.templates import Problem
+from eth_cli.search.templates import Problem, SearchOverError
 
 _FAMILY_OPERATIONS = 1e8
 """Elements of the family programme's tables, over all micro-batch numbers, that are worth it."""
@@ -23,18 +23,21 @@ class FamilySet:
     """What is known of all families of a problem."""
 
     families: Families | None
-    """All of them; None: they are too many."""
+    """All of them; None: they are too many, or time was over."""
     bound_s: float
     """No plan has a smaller step time [s]."""
 
 
 def all_families(problem: Problem, *, max_operations: float = _FAMILY_OPERATIONS) -> FamilySet:
-    """All families where they are few enough, else none, and the bound that is left."""
+    """All families where they and the time are enough, else none, and the bound that is left."""
     bound_s = work_bound_s(problem)
     if _num_operations(problem) > max_operations:
         return FamilySet(families=None, bound_s=bound_s)
     space = CountSpace(problem.counts, problem.max_stages, steps_of(problem))
-    families = Families(problem, space, max_grid=_GRID)
+    try:
+        families = Families(problem, space, max_grid=_GRID)
+    except SearchOverError:
+        return FamilySet(families=None, bound_s=bound_s)
     return FamilySet(families=families, bound_s=max(bound_s, family_bound_s(problem, families)))
 
 

@@ -73,7 +73,12 @@ class Limits(NamedTuple):
 
 
 def stage_tables(problem: Problem, b: int) -> StageTables:
-    """All stages of a problem at a micro-batch size that memory has room for."""
+    """All stages of a problem at a micro-batch size that memory has room for.
+
+    Raises:
+        SearchOverError: the time of the search was over.
+    """
+    problem.check_over()
     n = problem.num_blocks
     starts, stops = np.triu_indices(n + 1, k=1)
     costs = [problem.costs(option, b) for option in problem.options]

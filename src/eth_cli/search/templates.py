@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -88,6 +88,10 @@ class StageCosts(NamedTuple):
         return self.forward_s + self.backward_s
 
 
+class SearchOverError(Exception):
+    """The time of a search is over. Whoever raises it has nothing to give; never shown."""
+
+
 class Problem:
     """What a search is about: kinds of devices, micro-batch sizes, the batch, and their costs."""
 
@@ -101,8 +105,14 @@ class Problem:
         tensor_parallel: Sequence[int] | None = None,
         recompute: bool = True,
         excluded: Collection[str] = (),
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """
+        Args:
+            is_over: whether to end with what there is; every long loop of a search asks.
+        """
         self.model = model
+        self.is_over = is_over
         self.kinds = tuple(kinds)
         self.micro_batch_sizes = tuple(micro_batch_sizes)
         self.global_batch_size = global_batch_size
@@ -116,6 +126,11 @@ class Problem:
         self._hops: dict[int, Floats] = {}
         self._one_way: dict[tuple[int, int, int, int], float] = {}
         self._times: dict[Template, PipelineTimes] = {}
+
+    def check_over(self) -> None:
+        """Raise SearchOverError where the time of the search is over."""
+        if self.is_over():
+            raise SearchOverError
 
     def _in_nodes(self) -> tuple[Counter[str], ...]:
         found: tuple[Counter[str], ...] = tuple(Counter() for _ in self.kinds)

@@ -11,6 +11,8 @@ from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.templates import Problem, Template, TemplateStage
 from eth_cli.units import format_seconds
 
+NOT_LOOKED_AT = "the search ended before a place for it was looked for"
+"""Why a device is unused where nobody knows."""
 _GROWTH = 32
 """Devices that are added to a plan one by one after the search, divided by its pipelines."""
 
@@ -35,6 +37,9 @@ def explain_unused(problem: Problem, best: Best, *, is_final: bool) -> dict[str,
         templates = _templates_of(problem, best.pipelines)
         for k, kind in enumerate(problem.kinds):
             if kind.device_type not in unused_types(problem, best.pipelines):
+                continue
+            if problem.is_over():
+                reasons[kind.device_type] = NOT_LOOKED_AT
                 continue
             tried = with_one_more(problem, templates, k, max_pipelines=best.max_pipelines)
             best.num_simulated += tried.num_simulated

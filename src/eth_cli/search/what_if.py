@@ -9,10 +9,10 @@ from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.faults import some_of
 from eth_cli.profile.table import Profile
+from eth_cli.search.again import Progress, SearchAgain
 from eth_cli.search.economics import Cost, cost_of
 from eth_cli.search.edits import WHAT_IF, Change, Variant, apply_changes
 from eth_cli.search.planner import SearchReport
-from eth_cli.search.replan import Progress, Replanner
 
 Changes = tuple[Change, ...]
 """Changes that are made together."""
@@ -68,7 +68,7 @@ def check_profiled(profile: Profile, made: Sequence[Variant]) -> None:
 
 def outcomes(
     now: SearchReport | None,
-    replanner: Replanner,
+    replanner: SearchAgain,
     asked: Sequence[Changes],
     made: Sequence[Variant],
     *,
@@ -88,7 +88,7 @@ def outcomes(
 
 
 def _outcome(
-    now: SearchReport | None, replanner: Replanner, changes: Changes, variant: Variant
+    now: SearchReport | None, replanner: SearchAgain, changes: Changes, variant: Variant
 ) -> Outcome:
     answer = replanner.on(variant.cluster, excluded=variant.excluded)
     report = None if isinstance(answer, InfeasibleError) else answer

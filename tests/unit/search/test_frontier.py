@@ -16,7 +16,7 @@ from eth_cli.search.explore import MAX_SEARCHES, Explorer, Search
 from eth_cli.search.frontier import Frontier
 from eth_cli.search.parts import groups_of
 from eth_cli.search.planner import SearchOptions, SearchReport, search
-from eth_cli.search.replan import Answer, Replanner
+from eth_cli.search.again import Answer, SearchAgain
 
 PRICES = {"fast": 3.5, "slow": 0.4}
 PROFILE = make_profile()
@@ -36,7 +36,7 @@ class CountingSearch:
     """Searches, and remembers what it was asked."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.replanner = Replanner(PROFILE, cluster, OPTIONS)
+        self.replanner = SearchAgain(PROFILE, cluster, OPTIONS)
         self.asked: list[frozenset[str]] = []
 
     def __call__(self, excluded: Collection[str]) -> Answer:
