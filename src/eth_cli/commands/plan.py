@@ -127,7 +127,8 @@ def run_plan_command(
         if excluded:
             answers = {name: _saying_why(answer, excluded) for name, answer in answers.items()}
         if questions and not interruption.is_pressed:
-            answered = _answered(questions, answers[strategy], profile, options, interruption)
+            left = options.with_excluded(replanning.lost if replanning else ())
+            answered = _answered(questions, answers[strategy], profile, left, interruption)
         if answered is not None:
             answers[strategy] = answered.chosen
     plans = {

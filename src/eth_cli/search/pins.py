@@ -155,7 +155,8 @@ class _Resolver:
         self.problem = problem
         self.profile = problem.model.profile
         if old is not None and pin.index >= len(old):
-            raise _wrong(pin.name, f"is no pipeline of the plan, which has p0 to p{len(old) - 1}")
+            known = "p0 only" if len(old) == 1 else f"p0 to p{len(old) - 1}"
+            raise _wrong(pin.name, f"is no pipeline of the plan, which has {known}")
         if old is None and pin.devices is None:
             raise _wrong(pin.name, "has no devices; name them, or give a plan with --from")
         self.old = None if old is None else old[pin.index]

@@ -45,6 +45,8 @@ _COLUMNS = 32
 _SYNC_WEIGHTS = (0.0, 1.0, 2.0, 4.0)
 """How many times as long as on the best links alone gradient sync is taken to be, for a mix each:
 from none at all to links that stages share. The higher, the fewer and the longer the pipelines."""
+_SYNC_WEIGHTS_BESIDE = (0.0, 2.0)
+"""The same beside pipelines that stay, which decide most of what sync takes."""
 _ROUNDS = 2
 """Times that a mix is made for: the best plan's, and the one that the mix before would take."""
 _FEW_BROKEN = 3
@@ -53,7 +55,7 @@ _REFINED = 2
 """Plans that small changes start from."""
 _REFINEMENT = 800
 """What each of them may spend (`refine`)."""
-_MOST_SETTLED = 5
+_MOST_SETTLED = 4
 """Plans of about the least time whose bytes to move are counted."""
 
 
@@ -224,7 +226,7 @@ class WarmStart:
         self.pool.fill(self._old_templates(shortened))
         for stay in dict.fromkeys((tuple(self.kept), ())):
             seen: set[tuple[Template, ...]] = set()
-            for sync_weight in _SYNC_WEIGHTS:
+            for sync_weight in _SYNC_WEIGHTS_BESIDE if stay else _SYNC_WEIGHTS:
                 self._offer_mixes(stay, sync_weight, seen)
 
     def _offer_mixes(

@@ -10,13 +10,13 @@ from builders import make_cluster, make_profile
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.profile.table import Profile
+from eth_cli.search.again import Answer, SearchAgain
 from eth_cli.search.cheapest import find_cheapest
 from eth_cli.search.economics import check_prices, cost_of, price_per_hour
 from eth_cli.search.explore import MAX_SEARCHES, Explorer, Search
 from eth_cli.search.frontier import Frontier
 from eth_cli.search.parts import groups_of
 from eth_cli.search.planner import SearchOptions, SearchReport, search
-from eth_cli.search.again import Answer, SearchAgain
 
 PRICES = {"fast": 3.5, "slow": 0.4}
 PROFILE = make_profile()
