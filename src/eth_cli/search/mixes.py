@@ -98,6 +98,8 @@ class Mixes:
     def run(self, templates: Iterable[Template]) -> None:
         """Offer plans of these templates and of those that the search adds to them."""
         for template in templates:
+            if self.is_over():
+                return
             self._add(template)
         if not self.pool:
             return

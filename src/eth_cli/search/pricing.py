@@ -159,11 +159,12 @@ class Pricing:
             # Of large and small templates those that are worth most for their price come first.
             heapq.heappush(heap, (-bounded.surplus / (price + 1), next(order), node, path))
 
+        is_proved, is_over = True, self.problem.is_over
         for b in self._tables:
             for node in self._roots(b, time_s, only_whole_batch):
-                push(node)
-        is_proved = True
-        is_over = self.problem.is_over
+                is_proved = is_proved and not is_over()
+                if is_proved:
+                    push(node)
         while heap and num_nodes < max_nodes and len(found) < stop_after and not is_over():
             _, _, node, path = heapq.heappop(heap)
             halves = self._halves(node, path, time_s)
@@ -374,6 +375,9 @@ class Pricing:
             num_paces: paces that are tried, from the fastest that any template has.
             cuts: blocks that stages may begin at; None: all.
             all_cuts: whether a stage has to begin at each of them.
+
+        Raises:
+            SearchOverError: the time of the search was over.
         """
         found: dict[Template, None] = {}
         for b, known in self._tables.items():
@@ -392,6 +396,7 @@ class Pricing:
             slowest_s = max(tables.least_pace_s, min(spare_s, _SLOWEST_PACE * tables.fastest_s))
             most = self.problem.global_batch_size // b
             for pace_s in np.geomspace(tables.least_pace_s, slowest_s, num_paces).tolist():
+                self.problem.check_over()
                 m = min(most, 1 + int(spare_s / pace_s))
                 if m < 2:
                     continue
@@ -412,6 +417,7 @@ class Pricing:
         n = self.problem.num_blocks
         found = []
         for option in self.problem.options:
+            self.problem.check_over()
             costs = self.problem.costs(option, b)
             devices = self.problem.groups[option.kind, option.tensor_parallel]
             below = np.full(n + 1, np.inf)
