@@ -11,9 +11,9 @@ from oracle.memory_check import peak_bytes
 from unit.search.problems import cluster_of, profile_of
 
 from eth_cli.cluster import Cluster
+from eth_cli.search.again import SearchAgain
 from eth_cli.search.explain import Explanation, explain
 from eth_cli.search.planner import SearchOptions, SearchReport, search
-from eth_cli.search.replan import Replanner
 from eth_cli.search.simulate import simulate
 
 BLOCK_S = {"fast": (0.010, 0.021), "slow": (0.033, 0.064)}
@@ -45,7 +45,7 @@ def explained(cluster: Cluster, options: SearchOptions = OPTIONS) -> Explained:
     """A plan, proved to be the best, and its explanation."""
     report = search(PROFILE, cluster, options)
     assert report.status == "optimal"
-    return report, explain(report, PROFILE, cluster, Replanner(PROFILE, cluster, options))
+    return report, explain(report, PROFILE, cluster, SearchAgain(PROFILE, cluster, options))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_where_nothing_helps_no_change_is_named() -> None:
     cluster = cluster_of({"fast": 1})
     options = SearchOptions(global_batch_size=1)
     report = search(profile, cluster, options)
-    explanation = explain(report, profile, cluster, Replanner(profile, cluster, options))
+    explanation = explain(report, profile, cluster, SearchAgain(profile, cluster, options))
     assert explanation.best_change is None
     assert {c.gain for c in explanation.changes} == {0.0}
     assert {c.step_time_s for c in explanation.changes} == {report.step_time_s}

@@ -12,8 +12,8 @@ from builders import make_cluster, make_pipeline, make_plan, make_profile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle.memory_check import peak_bytes
-from quality.clusters import random_problem
 
+from benchmarks.clusters import random_problem
 from benchmarks.problems import mixed_cluster
 from benchmarks.problems import profile as problem_profile
 from eth_cli.cluster import Cluster
