@@ -132,7 +132,7 @@ def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) ->
         [Share(t, m) for t, m in zip(templates, split, strict=True)],
         problem.kinds,
         problem.model.cluster,
-        bundles=_bundles(ordered),
+        bundles=bundles_of(ordered),
         excluded=problem.excluded,
     )
     if placed is None:
@@ -155,7 +155,7 @@ def offer_bundles(problem: Problem, pipelines: Sequence[LaidOut], best: Best) ->
     return found_s
 
 
-def _bundles(pipelines: Sequence[LaidOut]) -> list[list[int]]:
+def bundles_of(pipelines: Sequence[LaidOut]) -> list[list[int]]:
     """Like neighbours by index, as many together as each asks for."""
     found: list[list[int]] = []
     for i, pipeline in enumerate(pipelines):

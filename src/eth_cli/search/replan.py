@@ -18,9 +18,10 @@ from eth_cli.search.moves import Holdings, Moves
 from eth_cli.search.pins import Pin, Pinned, resolve_pins
 from eth_cli.search.placed import PlacedPipeline, from_plan
 from eth_cli.search.planner import Search, SearchOptions, SearchReport
+from eth_cli.search.ranked import Ranked
 from eth_cli.search.spaces import all_families
 from eth_cli.search.unused import unused_types
-from eth_cli.search.warm import Ranked, WarmStart
+from eth_cli.search.warm import WarmStart
 
 LOST = "lost"
 """Why a device that is gone is unused."""

@@ -19,11 +19,11 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from eth_cli.cluster import Device
-from eth_cli.search.exhaust import Best
-from eth_cli.search.heuristic import recut
+from eth_cli.search.heuristic import bundles_of, recut
+from eth_cli.search.layouts import Bundle, Layouts
 from eth_cli.search.master import Column, rounded, undominated
 from eth_cli.search.moves import Holdings
 from eth_cli.search.pins import Pinned
@@ -31,24 +31,24 @@ from eth_cli.search.place import Share, place
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
 from eth_cli.search.pool import Pool
 from eth_cli.search.pricing import Resource
+from eth_cli.search.ranked import SAME, Ranked
 from eth_cli.search.refine import Pipelines, fits, refine
 from eth_cli.search.settle import settle
 from eth_cli.search.shares import Worker, level
 from eth_cli.search.templates import Option, Problem, Template, TemplateStage
 from eth_cli.search.timeline import Clock, PipelineTimes
 
-SAME = 1.005
-"""Ratio of step times up to which plans count as equally fast: the fewest bytes to move decide."""
-
 _COLUMNS = 32
 """Columns that the integer programme chooses from."""
-_SYNC_WEIGHTS = (0.0, 1.0, 2.0, 4.0)
+_SYNC_WEIGHTS = (0.0, 1.0)
 """How many times as long as on the best links alone gradient sync is taken to be, for a mix each:
 from none at all to links that stages share. The higher, the fewer and the longer the pipelines."""
-_SYNC_WEIGHTS_BESIDE = (0.0, 2.0)
+_SYNC_WEIGHTS_BESIDE = (0.0,)
 """The same beside pipelines that stay, which decide most of what sync takes."""
 _ROUNDS = 2
 """Times that a mix is made for: the best plan's, and the one that the mix before would take."""
+_ROUNDS_LAID_OUT = 2
+"""The same by estimates of pipelines that are laid out together."""
 _FEW_BROKEN = 3
 """Broken pipelines up to which every way to keep or leave out each of them is tried."""
 _REFINED = 2
@@ -57,27 +57,6 @@ _REFINEMENT = 800
 """What each of them may spend (`refine`)."""
 _MOST_SETTLED = 4
 """Plans of about the least time whose bytes to move are counted."""
-
-
-@dataclass(kw_only=True)
-class Ranked(Best):
-    """The best plan so far, and all others that take about as long."""
-
-    near: dict[Pipelines, float] = field(default_factory=dict)
-    """Step time by plan, of those that took at most `SAME` of the best when they were offered."""
-
-    def offer(self, pipelines: Pipelines, time_s: float) -> bool:
-        """Keep a plan if it is better, or about as good."""
-        is_better = super().offer(pipelines, time_s)
-        is_allowed = self.max_pipelines is None or len(pipelines) <= self.max_pipelines
-        if is_allowed and time_s <= self.time_s * SAME:
-            self.near[pipelines] = time_s
-        return is_better
-
-    def fastest(self, number: int) -> list[Pipelines]:
-        """The fastest plans, at most so many."""
-        near = [(t, i, p) for i, (p, t) in enumerate(self.near.items()) if t <= self.time_s * SAME]
-        return [pipelines for _, _, pipelines in sorted(near)[:number]]
 
 
 class WarmStart:
@@ -228,6 +207,43 @@ class WarmStart:
             seen: set[tuple[Template, ...]] = set()
             for sync_weight in _SYNC_WEIGHTS_BESIDE if stay else _SYNC_WEIGHTS:
                 self._offer_mixes(stay, sync_weight, seen)
+            self._offer_laid_out([*self.must, *stay])
+
+    def _offer_laid_out(self, beside: Sequence[PlacedPipeline]) -> None:
+        """Offer the mix that does most by the estimates of `layouts`, laid out as they ask for."""
+        available = self._available(beside)
+        layouts = Layouts(self.problem)
+        numbers = layouts.numbers_of_copies()
+        found = [
+            layouts.lay_out(Bundle(template, copies))
+            for template, entry in self.pool.entries.items()
+            if all(n <= available[r] for r, n in entry.uses)
+            for copies in dict.fromkeys((numbers[0], numbers[-1]))
+        ]
+        laid_out = [p for p in found if p is not None]
+        time_s = self._first_time_s()
+        for _ in range(_ROUNDS_LAID_OUT):
+            if self.is_over():
+                return
+            columns = undominated(
+                [
+                    Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
+                    for p in laid_out
+                ]
+            )
+            columns.sort(key=self._value, reverse=True)
+            most = self.best.max_pipelines
+            left = None if most is None else most - len(beside)
+            chosen = rounded(columns[:_COLUMNS], available, 0, left)
+            if not chosen:
+                return
+            chosen.sort(key=lambda p: p.bundle)
+            self._place_as(beside, [p.bundle.template for p in chosen], bundles_of(chosen))
+            does = sum(p.bundle.template.micro_batch_size * p.micro_batches(time_s) for p in chosen)
+            does += sum(p.micro_batch_size * p.micro_batches for p in beside)
+            if not does:
+                return
+            time_s *= self.total / does
 
     def _offer_mixes(
         self, stay: Pipelines, sync_weight: float, seen: set[tuple[Template, ...]]
@@ -284,7 +300,7 @@ class WarmStart:
         )
         return time_s * self.total / does if does else None
 
-    def _value(self, column: Column[Template]) -> float:
+    def _value(self, column: Column[Any]) -> float:
         """Samples for what a column takes, each device in proportion to its speed."""
         taken = sum(n * self.speeds[r[0]] for r, n in column.uses if r[1] == 1)
         return column.samples / taken
@@ -309,18 +325,26 @@ class WarmStart:
 
     def _place(self, beside: Sequence[PlacedPipeline], templates: Sequence[Template]) -> None:
         """Offer some pipelines and templates on the devices that are left, placed both ways."""
+        for bundles in (None, [range(len(templates))]):
+            self._place_as(beside, sorted(templates), bundles)
+
+    def _place_as(
+        self,
+        beside: Sequence[PlacedPipeline],
+        templates: Sequence[Template],
+        bundles: Sequence[Sequence[int]] | None,
+    ) -> None:
+        """Offer some pipelines and templates on the devices that are left, in bundles."""
         held = {d.id for p in beside for s in p.stages for d in s.devices}
-        shares = [Share(t, 1) for t in sorted(templates)]
-        for bundles in (None, [range(len(shares))]):
-            placed = place(
-                shares,
-                self.problem.kinds,
-                self.problem.model.cluster,
-                bundles=bundles,
-                excluded=self.problem.excluded | held,
-            )
-            if placed is not None:
-                self._offer([*beside, *placed])
+        placed = place(
+            [Share(t, 1) for t in templates],
+            self.problem.kinds,
+            self.problem.model.cluster,
+            bundles=bundles,
+            excluded=self.problem.excluded | held,
+        )
+        if placed is not None:
+            self._offer([*beside, *placed])
 
     def _offer(self, pipelines: Sequence[PlacedPipeline]) -> None:
         """Share the batch out over some pipelines and simulate."""
