@@ -35,7 +35,7 @@ _ROUNDS = 4
 """Times that templates are added for each."""
 _NODES = 400
 """Intervals that one attempt looks at."""
-_ALL_WORK = 10_000
+_ALL_WORK = 8_000
 """Intervals that all attempts look at, the last one aside, times the options of a stage."""
 _AT_ONCE = 16
 """Templates that one attempt adds."""
@@ -87,6 +87,7 @@ def certified_bound_s(
     templates: Iterable[Template],
     *,
     best_s: float,
+    known_s: float = 0.0,
     max_pipelines: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
     prune: Callable[[str, int], None] = lambda rule, number: None,
@@ -96,6 +97,7 @@ def certified_bound_s(
     Args:
         templates: to begin with; the better, the quicker.
         best_s: step time of the best plan known.
+        known_s: a bound that is known already: less needs no proof.
         is_over: whether to stop with what is proved so far.
         prune: told how many intervals a rule left out.
     """
@@ -104,7 +106,16 @@ def certified_bound_s(
         return 0.0
     budget = _Budget(_ALL_WORK // len(pricing.problem.options))
     relaxed = [
-        _Relaxed(pricing, regime, known, budget, best_s=best_s, is_over=is_over, prune=prune)
+        _Relaxed(
+            pricing,
+            regime,
+            known,
+            budget,
+            best_s=best_s,
+            known_s=known_s,
+            is_over=is_over,
+            prune=prune,
+        )
         for regime in regimes(pricing.problem, max_pipelines)
     ]
     # The bound is the least of all: the others need no proof of more than that, and the prices
@@ -134,10 +145,12 @@ class _Relaxed:
         budget: _Budget,
         *,
         best_s: float,
+        known_s: float,
         is_over: Callable[[], bool],
         prune: Callable[[str, int], None],
     ) -> None:
         self.budget = budget
+        self.known_s = known_s
         self.pricing = pricing
         self.problem = pricing.problem
         self.regime = regime
@@ -211,14 +224,17 @@ class _Relaxed:
             return others_s
         proved = 0.0
         for part in _PARTS:
-            if not self._is_proved_below(part):
+            if self.least_s * (1 - part) > self.known_s and not self._is_proved_below(part):
                 break
             proved = self.least_s * (1 - part)
             if proved >= enough_s:
                 return proved
         for part in _WIDER if not proved else ():
-            if self._is_proved(self.least_s * (1 - part)):
-                return self.least_s * (1 - part)
+            time_s = self.least_s * (1 - part)
+            if time_s <= self.known_s:
+                return self.known_s
+            if self._is_proved(time_s):
+                return time_s
         return proved
 
     def _proved_by_s(self, prices: Sequence[Mix], most_s: float) -> float:

@@ -179,6 +179,8 @@ def share_out(problem: Problem, templates: Sequence[Template]) -> list[Share] | 
     return [Share(t, m) for t, m in zip(ordered, split, strict=True)]
 
 
+_TRIED_PLACES = 256
+"""Places for one more stage that are tried, times the number of pipelines."""
 _GROWN = 32
 """Pipelines that are tried with one more device, divided by the number of pipelines."""
 
@@ -204,7 +206,8 @@ def with_one_more(
         others.remove(template)
         more = _narrowest(problem, kind, template.micro_batch_size)
         if more is not None and len(template.stages) < problem.num_blocks:
-            for at in range(len(template.stages) + 1):
+            places = len(template.stages) + 1
+            for at in range(0, places, max(1, places * len(templates) // _TRIED_PLACES)):
                 options = [s.option for s in template.stages]
                 options.insert(at, more)
                 longer = recut(problem, options, template.micro_batch_size)

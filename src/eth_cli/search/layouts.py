@@ -51,6 +51,14 @@ class LaidOut(NamedTuple):
         return self.chain_s + (micro_batches - 1) * self.period_s + self.after_s
 
 
+class _Known(NamedTuple):
+    """What is the same for any number of copies of a template."""
+
+    most: int
+    update_s: float
+    uses: tuple[tuple[Resource, int], ...]
+
+
 class Layouts:
     """Estimates for one problem."""
 
@@ -63,6 +71,7 @@ class Layouts:
         self.num_devices = sum(problem.counts)
         self._crossing: dict[tuple[Option, Option, int, int], float] = {}
         self._rings: dict[object, float] = {}
+        self._known: dict[Template, _Known] = {}
 
     def _meets(self) -> list[list[bool]]:
         nodes = [set(found) for found in self.problem.in_nodes]
@@ -78,10 +87,13 @@ class Layouts:
     def lay_out(self, bundle: Bundle) -> LaidOut | None:
         """Estimate a bundle; None: memory has no room for it."""
         template, copies = bundle
-        problem = self.problem
-        most = problem.max_micro_batches(template)
+        known = self._known.get(template)
+        if known is None:
+            known = self._known[template] = self._look_up(template)
+        most, update_s, uses = known
         if most < 1:
             return None
+        problem = self.problem
         in_node = self._share_nodes(template, copies)
         best = problem.times(template)
         down, up = list(best.send_forward_s), list(best.send_backward_s)
@@ -93,16 +105,23 @@ class Layouts:
                 down[s] = self.crossing_s(upper.option, lower.option, size, most_at_once)
                 up[s] = self.crossing_s(lower.option, upper.option, size, most_at_once)
         times = best._replace(send_forward_s=tuple(down), send_backward_s=tuple(up))
-        uses: Counter[Resource] = Counter()
-        for stage in template.stages:
-            uses.update(problem.takes(stage.option))
         return LaidOut(
             bundle,
             times,
             chain_s(times),
             period_s(times),
-            self._sync_s(bundle, in_node, times) + problem.optimizer_s(template),
+            self._sync_s(bundle, in_node, times) + update_s,
             most,
+            uses,
+        )
+
+    def _look_up(self, template: Template) -> _Known:
+        uses: Counter[Resource] = Counter()
+        for stage in template.stages:
+            uses.update(self.problem.takes(stage.option))
+        return _Known(
+            self.problem.max_micro_batches(template),
+            self.problem.optimizer_s(template),
             tuple(sorted(uses.items())),
         )
 

@@ -92,6 +92,7 @@ class Mixes:
         self.total = problem.global_batch_size
         self.cuts: frozenset[int] | None = None
         """Blocks that stages may begin at; None: all."""
+        self._cuts: dict[Template, frozenset[int]] = {}
         self.is_exact = False
         """Whether a stage has to begin at each of them."""
 
@@ -147,13 +148,20 @@ class Mixes:
             [
                 Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
                 for p in self.pool.values()
-                if self._may_have(_cuts(p.bundle.template))
+                if self._may_have(p.bundle.template)
             ]
         )
 
-    def _may_have(self, cuts: frozenset[int]) -> bool:
+    def _cuts_of(self, template: Template) -> frozenset[int]:
+        cuts = self._cuts.get(template)
+        if cuts is None:
+            cuts = self._cuts[template] = _cuts(template)
+        return cuts
+
+    def _may_have(self, template: Template) -> bool:
         if self.cuts is None:
             return True
+        cuts = self._cuts_of(template)
         return cuts == self.cuts if self.is_exact else cuts <= self.cuts
 
     def _mix(self, time_s: float) -> Mix | None:

@@ -38,10 +38,19 @@ class Free:
                 by_type.setdefault(device.type, []).append(device)
         self.node_kind = _node_kinds(cluster, self.nodes, self.devices)
         """Nodes of the same number are alike in devices and links."""
+        self._states: list[tuple[tuple[str, int], ...] | None] = [None] * len(self.nodes)
 
     def count(self, node: int, device_type: str) -> int:
         """Free devices of a type in a node."""
         return len(self.devices[node].get(device_type, ()))
+
+    def state(self, node: int) -> tuple[tuple[str, int], ...]:
+        """Free devices of a node by type."""
+        state = self._states[node]
+        if state is None:
+            state = tuple([(t, len(d)) for t, d in self.devices[node].items()])
+            self._states[node] = state
+        return state
 
     def leaves_room(
         self, node: int, device_type: str, width: int, to_come: Mapping[tuple[str, int], int]
@@ -65,11 +74,17 @@ class Free:
                 return False
         return True
 
+    def give_back(self, node: int, device_type: str, group: Sequence[Device]) -> None:
+        """Undo the last `take` from a node."""
+        self.devices[node][device_type][:0] = group
+        self._states[node] = None
+
     def take(self, node: int, device_type: str, width: int) -> tuple[Device, ...]:
         """The first free devices of a type in a node."""
         devices = self.devices[node][device_type]
         taken = tuple(devices[:width])
         del devices[:width]
+        self._states[node] = None
         return taken
 
 
@@ -162,18 +177,28 @@ def _best_node(
 ) -> int:
     """The node that holds most of the coming stages in a row; of equals the one left fullest."""
     best, best_key = -1, (0, 0)
+    keys: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
     for node in range(len(free.nodes)):
-        left = {t: len(d) for t, d in free.devices[node].items()}
-        run = 0
-        for device_type, width in ahead:
-            if left.get(device_type, 0) < width:
-                break
-            left[device_type] -= width
-            run += 1
-        key = (run, -sum(left.values()))
+        # Of nodes that have the same left, which most have, one says what all do.
+        state = free.state(node)
+        key = keys.get(state)
+        if key is None:
+            key = keys[state] = _run_in_node(dict(state), ahead)
+        run = key[0]
         if run and (best < 0 or key > best_key) and free.leaves_room(node, *ahead[0], to_come):
             best, best_key = node, key
     return best
+
+
+def _run_in_node(left: dict[str, int], ahead: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """How many coming stages a node holds in a row, and how little is left of it then."""
+    run = 0
+    for device_type, width in ahead:
+        if left.get(device_type, 0) < width:
+            break
+        left[device_type] -= width
+        run += 1
+    return run, -sum(left.values())
 
 
 def _placed(share: Share, devices: Sequence[tuple[Device, ...]]) -> PlacedPipeline:
@@ -241,7 +266,7 @@ def placements(
                     yield from descend()
                 touched[node] -= 1
                 groups.pop()
-                free.devices[node][device_type][:0] = group
+                free.give_back(node, device_type, group)
             nodes.pop()
 
     yield from descend()

@@ -282,6 +282,7 @@ class Search:
             pricing,
             templates,
             best_s=best.time_s,
+            known_s=bound_s,
             max_pipelines=self.options.max_pipelines,
             is_over=self.is_over,
             prune=best.prune,
