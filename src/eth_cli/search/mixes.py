@@ -8,6 +8,7 @@ does well when all devices repeat it, are placed and simulated.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,7 @@ _REPEATED = 4
 """Plans of one template repeated that are simulated."""
 _PROMISING = 1.1
 """Ratio to the best plan's time up to which an estimate is worth a simulation."""
-_CUTS = 5
+_CUTS = 6
 """Sets of cuts that are tried for all pipelines."""
 _LEADING = 2
 """Templates of a mix whose cuts are tried."""
@@ -106,10 +107,11 @@ class Mixes:
             return
         time_s = self._generate(_ROUNDS)
         repeated = self._offer_repeated()
-        mixed = self._offer_whole(time_s)
+        mixed = self._offer_whole(time_s, limit=_PROMISING)
         # Pipelines that are cut at different blocks have many small segments, which wait for each
         # other. So the best plans' cuts are tried for all of their pipelines.
-        for cuts in list(dict.fromkeys(_cuts(t) for t in (*mixed, *repeated)))[:_CUTS]:
+        in_turn = itertools.chain.from_iterable(itertools.zip_longest(mixed, repeated))
+        for cuts in list(dict.fromkeys(_cuts(t) for t in in_turn if t))[:_CUTS]:
             for is_exact in (False, True):
                 self.cuts, self.is_exact = cuts, is_exact
                 self._offer_whole(self._generate(1))
@@ -235,16 +237,19 @@ class Mixes:
                 offer_bundles(self.problem, [laid_out] * number, self.best)
         return [laid_out.bundle.template for laid_out, _ in distinct.values()]
 
-    def _offer_whole(self, least_s: float) -> list[Template]:
+    def _offer_whole(self, least_s: float, *, limit: float = 1.0) -> list[Template]:
         """Offer whole pipelines of the best mixes, for times from the least up.
 
-        The templates that do most in the best of them, most first.
+        The templates that do most in each of them, those of the best first.
+
+        Args:
+            limit: ratio to the best plan's time up to which mixes are of interest.
         """
-        seen: dict[object, list[LaidOut]] = {}
-        best_s, chosen_best = math.inf, list[LaidOut]()
+        seen: set[object] = set()
+        found: list[tuple[float, int, list[Template]]] = []
         for slack in _SLACKS:
             time_s = least_s * slack
-            if time_s >= self.best.limit_s or len(seen) >= _WHOLE or self.is_over():
+            if time_s >= self.best.limit_s * limit or len(seen) >= _WHOLE or self.is_over():
                 break
             chosen = rounded(
                 self._worthwhile(time_s), self.available, self.total, self.max_pipelines
@@ -253,15 +258,11 @@ class Mixes:
                 continue
             key = tuple(sorted(p.bundle for p in chosen))
             if key not in seen:
-                seen[key] = chosen
-                for pipelines in dict.fromkeys((tuple(chosen), self._leading(chosen))):
-                    found_s = offer_bundles(self.problem, pipelines, self.best)
-                    if found_s < best_s:
-                        best_s, chosen_best = found_s, list(pipelines)
-        devices = Counter[Template]()
-        for p in chosen_best:
-            devices[p.bundle.template] += sum(s.tensor_parallel for s in p.bundle.template.stages)
-        return [template for template, _ in devices.most_common(_LEADING)]
+                seen.add(key)
+                variants = dict.fromkeys((tuple(chosen), self._leading(chosen)))
+                found_s = min(offer_bundles(self.problem, p, self.best) for p in variants)
+                found.append((found_s, len(found), _most_devices(chosen)))
+        return [template for _, _, templates in sorted(found) for template in templates]
 
     def _leading(self, chosen: Sequence[LaidOut]) -> tuple[LaidOut, ...]:
         """The pipelines without those few of other sorts that devices are left over for.
@@ -285,6 +286,14 @@ class Mixes:
             return price / column.samples
 
         return sorted(columns, key=price_of_a_sample)[:_COLUMNS]
+
+
+def _most_devices(pipelines: Sequence[LaidOut]) -> list[Template]:
+    """The templates that take most devices, most first."""
+    devices = Counter[Template]()
+    for p in pipelines:
+        devices[p.bundle.template] += sum(s.tensor_parallel for s in p.bundle.template.stages)
+    return [template for template, _ in devices.most_common(_LEADING)]
 
 
 def _cuts(template: Template) -> frozenset[int]:

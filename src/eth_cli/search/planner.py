@@ -309,7 +309,8 @@ class Search:
         self, problem: Problem, pricing: Pricing, best: Best, bound_s: float
     ) -> list[Template]:
         """Offer mixes of pipelines; the templates that the search for them knows."""
-        about_s = best.time_s if best.pipelines is not None else bound_s * _SLOW
+        # The answer lies between the bound and the best plan known.
+        about_s = bound_s * min(_SLOW, math.sqrt(best.time_s / bound_s))
         mixes = Mixes(
             problem,
             pricing,
@@ -453,8 +454,8 @@ _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
 _PLAIN_OPERATIONS = 1e7
 """Size of the families of single devices up to which they are looked at beside a larger space."""
-_SLOW = 3.0
-"""Step time, in units of the bound, that pipelines are sized for where no plan is known yet."""
+_SLOW = 2.0
+"""Longest step time, in units of the bound, that pipelines are sized for at first."""
 _PROVED_GAP = 1e-9
 """A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_DEVICES = 9
