@@ -26,6 +26,8 @@ _ALIKE = 3
 """Pipelines of one option of each kind and number of stages that it begins with."""
 _ROUNDS = 3
 """Rounds of column generation."""
+_FAR = 4.0
+"""Ratio to the step time that is expected at which pipelines are made where no mix is enough."""
 _PACES = 8
 """Paces that a round looks for templates at, for each number of copies."""
 _SAME = 1.003
@@ -79,6 +81,7 @@ class Mixes:
         pricing: Pricing,
         best: Best,
         *,
+        about_s: float,
         max_pipelines: int | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -87,6 +90,7 @@ class Mixes:
         self.best = best
         self.layouts = Layouts(problem)
         self.available = dict(problem.groups)
+        self.about_s = about_s
         self.max_pipelines = max_pipelines
         self.is_over = is_over
         self.pool: dict[Bundle, LaidOut] = {}
@@ -103,9 +107,12 @@ class Mixes:
             if self.is_over():
                 return
             self._add(template)
-        if not self.pool:
-            return
+        # A limit on the number of pipelines leaves prices of devices that make few templates.
+        most, self.max_pipelines = self.max_pipelines, None
         time_s = self._generate(_ROUNDS)
+        if most is not None:
+            self.max_pipelines = most
+            time_s = self._generate(_ROUNDS)
         repeated = self._offer_repeated()
         mixed = self._offer_whole(time_s, limit=_PROMISING)
         # Pipelines that are cut at different blocks have many small segments, which wait for each
@@ -120,14 +127,15 @@ class Mixes:
     def _generate(self, rounds: int) -> float:
         """Add templates until none is worth more; the least time at which a mix is enough [s]."""
         time_s = self._least_time_s(math.inf)
+        far_s = min(self.best.time_s, self.about_s * _FAR)
         for _ in range(rounds):
-            if self.is_over() or not math.isfinite(time_s):
+            if self.is_over():
                 break
             before = time_s
-            if not self._price_out(time_s):
+            if not self._price_out(time_s if math.isfinite(time_s) else far_s):
                 break
             time_s = self._least_time_s(time_s)
-            if time_s * _SAME > before:
+            if math.isfinite(before) and time_s * _SAME > before:
                 break
         return time_s
 
@@ -177,8 +185,9 @@ class Mixes:
         """The least time at which a mix does the batch; infinity where none does by ``known_s``."""
         high = known_s
         if math.isinf(high):
-            high = min(self.best.time_s * 2.0, max(p.time_s(p.most) for p in self.pool.values()))
-            if not self._is_enough(high):
+            longest_s = max((p.time_s(p.most) for p in self.pool.values()), default=0.0)
+            high = min(self.best.time_s * 2.0, longest_s)
+            if not high or not self._is_enough(high):
                 return math.inf
         low = high * 0.6
         while self._is_enough(low):
@@ -194,8 +203,13 @@ class Mixes:
     def _price_out(self, time_s: float) -> bool:
         """Add templates that are good at the prices of a time; whether there are any new ones."""
         mix = self._mix(time_s)
-        if mix is None:
-            return False
+        if mix is None or mix.samples <= 0:
+            # Nothing of the pool is of use yet: devices by their speed.
+            speeds = {
+                (kind, width): time_s / self.problem.seconds_a_sample(kind) if width == 1 else 0.0
+                for kind, width in self.available
+            }
+            mix = Mix(0.0, speeds, 0.0)
         added = False
         numbers = self.layouts.numbers_of_copies()
         for copies in dict.fromkeys((numbers[0], numbers[-1])):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import eth_cli
@@ -232,8 +232,10 @@ class Search:
             except SearchOverError:
                 rivals.append(Rival(name=strategy, step_time_s=None, note=_NOT_LOOKED_AT))
                 continue
-            best.offer(grid.pipelines, grid.step_time_s)
-            starts.append(grid.pipelines)
+            # Baselines have single devices, whatever widths are asked for.
+            if self.options.tensor_parallel is None or 1 in self.options.tensor_parallel:
+                best.offer(grid.pipelines, grid.step_time_s)
+                starts.append(grid.pipelines)
             rivals.append(
                 Rival(name=strategy, step_time_s=grid.step_time_s, note=grid.why_left_out)
             )
@@ -272,8 +274,12 @@ class Search:
         """
         pricing = Pricing(self.problem)
         climbed = math.inf if starts else best.time_s
-        self._search_plain(best, bound_s)
+        narrower = self._narrower()
+        for problem in narrower:
+            self._mix(problem, Pricing(problem), best, bound_s)
         templates = self._mix(self.problem, pricing, best, bound_s)
+        if sum(self.problem.counts) <= _NARROW_DEVICES:
+            self._try_families(narrower, best, bound_s)
         if best.time_s < climbed:
             self._refine(best, starts)
         if self.is_enough(best, bound_s):
@@ -289,32 +295,47 @@ class Search:
         )
         return min(certified_s, best.time_s)
 
-    def _search_plain(self, best: Best, bound_s: float) -> None:
-        """Offer plans of single devices without recomputation, where others are searched too.
+    def _narrower(self) -> list[Problem]:
+        """The same question of single devices, and of stages without recomputation.
 
-        Of a larger space less is looked at; so what a search of the smaller one finds is not lost.
+        Of a larger space less is looked at; so that what a search of a smaller one finds is not
+        lost, these are searched too.
         """
-        options = replace(self.options, tensor_parallel=(1,), recompute=False)
-        plain = problem_of(
-            self.model, options, self.problem.kinds, self.sizes, is_over=self.is_over
-        )
-        if not plain.options or len(plain.options) == len(self.problem.options):
-            return
-        families = all_families(plain, max_operations=_PLAIN_OPERATIONS).families
-        if families is not None:
-            heuristic.improve(plain, families, best, bound_s=bound_s)
-        self._mix(plain, Pricing(plain), best, bound_s)
+        asked = self.options
+        spaces = [(asked.tensor_parallel, False)]
+        if asked.tensor_parallel is None or 1 in asked.tensor_parallel:
+            spaces = [((1,), False), ((1,), asked.recompute), *spaces]
+        found = {self.problem.options: self.problem}
+        for widths, recompute in spaces:
+            options = replace(asked, tensor_parallel=widths, recompute=recompute)
+            kinds = self.problem.kinds
+            problem = problem_of(self.model, options, kinds, self.sizes, is_over=self.is_over)
+            if problem.options:
+                found.setdefault(problem.options, problem)
+        return list(found.values())[1:]
+
+    def _try_families(self, problems: Sequence[Problem], best: Best, bound_s: float) -> None:
+        """Offer plans from all families of some problems, where these are few enough."""
+        for problem in problems:
+            if best.time_s < bound_s * _FAR_FROM_BOUND or self.is_over():
+                return
+            families = all_families(problem, max_operations=_NARROW_OPERATIONS).families
+            if families is not None:
+                heuristic.improve(problem, families, best, bound_s=bound_s)
 
     def _mix(
         self, problem: Problem, pricing: Pricing, best: Best, bound_s: float
     ) -> list[Template]:
         """Offer mixes of pipelines; the templates that the search for them knows."""
+        if math.isinf(bound_s):
+            return []
         # The answer lies between the bound and the best plan known.
         about_s = bound_s * min(_SLOW, math.sqrt(best.time_s / bound_s))
         mixes = Mixes(
             problem,
             pricing,
             best,
+            about_s=about_s,
             max_pipelines=self.options.max_pipelines,
             is_over=self.is_over,
         )
@@ -452,8 +473,11 @@ _NOT_LOOKED_AT = "the search ended before it was looked for"
 """Why a baseline has no plan where nobody knows."""
 _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
-_PLAIN_OPERATIONS = 1e7
-"""Size of the families of single devices up to which they are looked at beside a larger space."""
+_NARROW_OPERATIONS = 1e8
+_NARROW_DEVICES = 20
+"""Size of the families of a smaller space, and devices, up to which they are looked at."""
+_FAR_FROM_BOUND = 1.2
+"""Ratio of a plan's step time to the bound above which they are."""
 _SLOW = 2.0
 """Longest step time, in units of the bound, that pipelines are sized for at first."""
 _PROVED_GAP = 1e-9

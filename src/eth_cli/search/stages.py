@@ -130,7 +130,7 @@ def stage_tables(problem: Problem, b: int) -> StageTables:
         before[starts[pair]] + chain[at] + after[stops[pair]],
         onward[starts[pair]] + chain[at] + after[stops[pair]],
         float(after[0]),
-        _least_pace_s(starts, stops, np.maximum(forward, backward)),
+        _least_pace_s(problem, b),
     )
 
 
@@ -244,13 +244,15 @@ def _longest_chains(
     return longest
 
 
-def _least_pace_s(starts: Ints, stops: Ints, least_s: Floats) -> float:
+def _least_pace_s(problem: Problem, b: int) -> float:
     """The largest block's least time, which bounds the pace of every template [s].
 
     A stage's forward and its backward are no longer than the pace, wherever it stands.
     """
-    single = stops == starts + 1
-    return float(least_s.min(axis=0)[single].max())
+    return max(
+        min(max(problem.block_times_s(option, block, b)) for option in problem.options)
+        for block in range(problem.num_blocks)
+    )
 
 
 def _fastest_chains(

@@ -208,7 +208,9 @@ class Problem:
         other = option._replace(recompute=False)
         return self.options.index(other) if option.recompute and other in self.options else None
 
-    def block_s(self, option: Option, block: int, micro_batch_size: int) -> float:
+    def block_times_s(
+        self, option: Option, block: int, micro_batch_size: int
+    ) -> tuple[float, float]:
         """Forward and backward of one block, memory aside; infinite where the profile has none [s].
 
         A block that fits no device on its own, with buffers to both sides, may still be part of a
@@ -216,9 +218,13 @@ class Problem:
         """
         device_type, width = self.kinds[option.kind].device_type, option.tensor_parallel
         if not self.model.tables.has(device_type, width, micro_batch_size):
-            return float("inf")
+            return float("inf"), float("inf")
         table = self.model.tables.table(device_type, width, micro_batch_size)
-        return sum(table.times_s(block, block + 1, recompute=option.recompute))
+        return table.times_s(block, block + 1, recompute=option.recompute)
+
+    def block_s(self, option: Option, block: int, micro_batch_size: int) -> float:
+        """Forward and backward of one block together, as `block_times_s` [s]."""
+        return sum(self.block_times_s(option, block, micro_batch_size))
 
     def costs(self, option: Option, micro_batch_size: int) -> StageCosts:
         """Costs of all stages of an option; infinite where the profile has no entry."""

@@ -174,6 +174,10 @@ class WarmStart:
         shortened = [p for p in map(self._shortened, self.broken) if p is not None]
         if self.must:
             self._offer(self.must)
+        twins = [self.template(p) for p in self.broken if self._could_be(p)]
+        if twins and not self.is_over():
+            # Where there are spare devices, the old plan goes on with them.
+            self._place([*self.must, *self.kept], twins)
         for some in self._repairs(shortened):
             self._offer([*self.must, *self.kept, *some])
         if self.broken or self._has_free_devices() or self.best.pipelines is None:
