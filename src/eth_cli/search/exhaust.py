@@ -116,6 +116,8 @@ class Exhaustive:
         """Budget below which it is time to ask whether the time is over."""
         self._sync = SyncBound(problem)
         self._others: dict[Counts, int] = {}
+        self.bounds = problem.pruning.bound
+        """Whether what takes no less than the best plan is left out."""
 
     def run(self) -> bool:
         """Improve ``best`` to the optimum. Returns whether that is proved."""
@@ -133,15 +135,28 @@ class Exhaustive:
             if self.budget < 0 or self.problem.is_over():
                 raise BudgetExhaustedError
 
+    @property
+    def limit_s(self) -> float:
+        """What takes no less than this is not looked at [s]."""
+        return self.best.limit_s if self.bounds else math.inf
+
+    def _capacity(self, found: Sequence[Column]) -> dict[Counts, int]:
+        """Samples that any devices left over can do at most, by their counts."""
+        if self.problem.pruning.capacity:
+            return best_capacity(found, self.problem.counts)
+        # As if they could do the whole batch, how few they be.
+        ranges = [range(n + 1) for n in self.problem.counts]
+        return dict.fromkeys(itertools.product(*ranges), self.problem.global_batch_size)
+
     # --- Level 1: templates ------------------------------------------------------------------
 
     def _templates(self) -> list[_Candidate]:
         """Templates for plans of several pipelines; plans of one are simulated on the way."""
         problem = self.problem
-        target_s = self.best.limit_s - problem.sync_floor_s
+        target_s = self.limit_s - problem.sync_floor_s
         cols, num_dominated = columns(self.families, target_s)
         self.best.prune("dominated", num_dominated)
-        others = best_capacity(cols, problem.counts)
+        others = self._capacity(cols)
         found: list[_Candidate] = []
         for b in problem.micro_batch_sizes:
             for stages, loads in _Builder(self, b, others).run():
@@ -157,7 +172,7 @@ class Exhaustive:
         if rest or micro_batches > self.problem.max_micro_batches(template):
             return
         least_s = self._time_s(template, micro_batches)
-        if least_s + self.problem.optimizer_s(template) >= self.best.limit_s:
+        if least_s + self.problem.optimizer_s(template) >= self.limit_s:
             self.best.prune("bound")
             return
         self._try([Share(template, micro_batches)])
@@ -169,15 +184,17 @@ class Exhaustive:
         counts = template.counts(len(problem.kinds))
         left = _minus(problem.counts, counts)
         optimizer_s = problem.optimizer_s(template)
-        target_s = self.best.limit_s - problem.sync_floor_s - optimizer_s
+        target_s = self.limit_s - problem.sync_floor_s - optimizer_s
         needed = -((others[left] - problem.global_batch_size) // template.micro_batch_size)
-        most = problem.max_micro_batches(template)
+        room = most = problem.max_micro_batches(template)
+        if room == 0:
+            return None  # No plan may have it.
         if math.isfinite(target_s):
             most = min(most, *(int((target_s - load.before_s) / load.work_s) for load in loads))
-        while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
-            most -= 1
+            while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
+                most -= 1
         if most < max(needed, 1):
-            self.best.prune("bound")
+            self.best.prune("capacity" if 1 <= most or room < needed else "bound")
             return None
         return _Candidate(
             template=template, counts=counts, max_micro_batches=most, optimizer_s=optimizer_s
@@ -191,14 +208,14 @@ class Exhaustive:
         """Those that some set of the others completes to a whole batch, until nothing changes."""
         problem = self.problem
         while True:
-            self._others = best_capacity(_best_columns(found), problem.counts)
+            self._others = self._capacity(_best_columns(found))
             kept = [
                 c
                 for c in found
                 if c.column.max_samples + self._others[_minus(problem.counts, c.counts)]
                 >= problem.global_batch_size
             ]
-            self.best.prune("bound", len(found) - len(kept))
+            self.best.prune("capacity", len(found) - len(kept))
             if len(kept) == len(found):
                 return kept
             found = kept
@@ -241,7 +258,7 @@ class Exhaustive:
             for index in range(first, len(members)):
                 candidate = members[index]
                 if candidate.column.max_samples < least:
-                    self.best.prune("bound", len(members) - index)
+                    self.best.prune("capacity", len(members) - index)
                     break
                 self._spend()
                 now = samples + candidate.column.max_samples
@@ -257,7 +274,7 @@ class Exhaustive:
         update_s = max(c.optimizer_s for c in chosen)
         exposed_s = self._sync.exposed_s([c.template for c in chosen])
         # The best may have improved since the candidates were made, and their sync is known now.
-        limits = [self.best.limit_s - update_s - exposed for exposed in exposed_s]
+        limits = [self.limit_s - update_s - exposed for exposed in exposed_s]
         most = [self._most_within(c, limit) for c, limit in zip(chosen, limits, strict=True)]
         sizes = [c.template.micro_batch_size for c in chosen]
         capacity = sum(b * m for b, m in zip(sizes, most, strict=True))
@@ -267,12 +284,12 @@ class Exhaustive:
         for split in splits(sizes, most, problem.global_batch_size):
             self._spend(10)
             shares = [Share(c.template, m) for c, m in zip(chosen, split, strict=True)]
-            if any(
+            if problem.pruning.like_pipelines and any(
                 a.template == b.template and a.micro_batches < b.micro_batches
                 for a, b in itertools.pairwise(shares)
             ):
-                self.best.prune("symmetry")  # the same split in another order
-            elif self._sync.end_s(shares) + update_s >= self.best.limit_s:
+                self.best.prune("like-pipelines")  # the same split in another order
+            elif self._sync.end_s(shares) + update_s >= self.limit_s:
                 self.best.prune("bound")
             else:
                 self._try(shares)
@@ -295,11 +312,22 @@ class Exhaustive:
         def keep(i: int, pipeline: PlacedPipeline) -> bool:
             """Whether a pipeline on its devices still ends early enough for a better plan."""
             self._spend(3)
+            if not self.bounds:
+                return True
             end_s = run_pipeline(model.times(pipeline), pipeline.micro_batches).end_s
-            return end_s + exposed_s[i] + update_s < self.best.limit_s
+            if end_s + exposed_s[i] + update_s < self.best.limit_s:
+                return True
+            self.best.prune("bound")
+            return False
 
         for pipelines in placements(
-            shares, problem.kinds, model.cluster, keep=keep, excluded=problem.excluded
+            shares,
+            problem.kinds,
+            model.cluster,
+            keep=keep,
+            excluded=problem.excluded,
+            pruning=problem.pruning,
+            prune=self.best.prune,
         ):
             self._spend(_UNITS_OF_A_SIMULATION)
             self.best.offer(pipelines, model.evaluate(pipelines).step_time_s)
@@ -345,6 +373,8 @@ class _Builder:
             fastest = min(problem.block_s(o, block, micro_batch_size) for o in self.options)
             self.before.append(self.before[-1] + fastest)
         self.most = problem.global_batch_size // micro_batch_size
+        self.looks_at_memory = problem.pruning.memory
+        """Whether a stage without room ends what is built on it at once, not when it is whole."""
 
     def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
         """Stages of every such template, first stage first."""
@@ -378,7 +408,7 @@ class _Builder:
             plain = self.plain[o]
             for first in range(start - 1, -1, -1):
                 room = self.room[o][first][start]
-                if room == 0:
+                if room == 0 and self.looks_at_memory:
                     self.search.best.prune("memory")
                     continue
                 if plain is not None and self.room[plain][first][start] >= min(room, most, place):
@@ -389,9 +419,10 @@ class _Builder:
                 work = self.work[o][first][start]
                 longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
                 longer.append(_Load(0.0, work, self.update[o][first][start]))
-                fits = min(most, room) if room < place else most
-                if not self._can_help(longer, rest, first, fits):
-                    self.search.best.prune("bound")
+                fits = min(most, room) if room < place and self.looks_at_memory else most
+                rule = self._ruled_out_by(longer, rest, first, fits)
+                if rule:
+                    self.search.best.prune(rule)
                     continue
                 stage = TemplateStage(k, first, start, width, recompute)
                 if first == 0:
@@ -399,18 +430,25 @@ class _Builder:
                 elif sum(rest):
                     yield from self._extend([stage, *stages], longer, o, rest, first, fits)
 
-    def _can_help(self, loads: list[_Load], left: Counts, first: int, most: int) -> bool:
-        """Whether a pipeline that ends so may be part of a better plan."""
+    def _ruled_out_by(self, loads: list[_Load], left: Counts, first: int, most: int) -> str:
+        """The rule by which no better plan has a pipeline that ends so; empty: one may have it."""
         total = self.problem.global_batch_size
         update = max(u for _, _, u in loads)
-        limit = self.search.best.limit_s - update - self.before[first]
-        if most * self.size >= total and total % self.size == 0:
+        limit = self.search.limit_s - update - self.before[first]
+        bounds = self.search.bounds
+        may_be_alone = most * self.size >= total and total % self.size == 0
+        if may_be_alone:
             m = total // self.size
-            if all(before + m * work < limit for before, work, _ in loads):
-                return True
+            if not bounds or all(before + m * work < limit for before, work, _ in loads):
+                return ""
         others = self.others[left]
-        if others == 0:
-            return False
         m = max(1, -((others - total) // self.size))
-        limit -= self.problem.sync_floor_s
-        return m <= most and all(before + m * work < limit for before, work, _ in loads)
+        if others and m <= most:
+            limit -= self.problem.sync_floor_s
+            if not bounds or all(before + m * work < limit for before, work, _ in loads):
+                return ""
+            return "bound"
+        if others and most < self.most:
+            return "memory"
+        # Alone it would do the whole batch, too late.
+        return "bound" if may_be_alone else "capacity"
