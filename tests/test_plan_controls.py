@@ -71,6 +71,10 @@ PRICED = BASE.replace("cluster.yaml", "priced.yaml")
         ("--time-limit 10", "--time-limit: '10' has no unit; use one of ns, us, ms, s"),
         ("--time-limit 0s", "--time-limit: 0s must be above 0"),
         ("--time-limit 10GB", "--time-limit: '10GB' has no unit that is a time"),
+        (
+            "--no-prune bounds",
+            "--no-prune: 'bounds' is no rule (did you mean bound?); the rules are bound, capacity,",
+        ),
         ("--objective price", "--objective: 'price' is not one of step-time, cost"),
         ("--objective cost", "cluster.yaml: device_types.fast.price_per_hour: is missing; "),
         ("--max-step-time 2s", "--max-step-time: is for --objective cost"),

@@ -70,7 +70,8 @@ class Best:
 
     def prune(self, rule: str, number: int = 1) -> None:
         """Count candidates that a rule left out."""
-        self.pruned[rule] = self.pruned.get(rule, 0) + number
+        if number:
+            self.pruned[rule] = self.pruned.get(rule, 0) + number
 
     @property
     def limit_s(self) -> float:
@@ -194,7 +195,7 @@ class Exhaustive:
             while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
                 most -= 1
         if most < max(needed, 1):
-            self.best.prune("capacity" if 1 <= most or room < needed else "bound")
+            self.best.prune("capacity" if most >= 1 or room < needed else "bound")
             return None
         return _Candidate(
             template=template, counts=counts, max_micro_batches=most, optimizer_s=optimizer_s
@@ -413,7 +414,7 @@ class _Builder:
                     continue
                 if plain is not None and self.room[plain][first][start] >= min(room, most, place):
                     # The same without recomputation has room for as much, and is quicker.
-                    self.search.best.prune("dominated")
+                    self.search.best.prune("recompute")
                     continue
                 self.search._spend(1 + place // 3)
                 work = self.work[o][first][start]
