@@ -92,7 +92,7 @@ def check_planned(seeds: range, off: Collection[str]) -> None:
 
 @pytest.mark.parametrize("off", OFF)
 def test_exhaustive_search_finds_the_optimum_without_a_rule(off: tuple[str, ...]) -> None:
-    pruned = check_exhausted(range(10), off)
+    pruned = check_exhausted(range(20), off)
     if not off:
         # Each of them has something to leave out here, so that switching it off is a test.
         assert pruned.keys() == set(NAMES) - {"price"}
@@ -179,7 +179,7 @@ def test_exhaustive_search_finds_the_optimum_without_a_rule_on_more(off: tuple[s
     if off == NAMES:
         check_exhausted(range(12, 150), off, num_devices=3)
     else:
-        check_exhausted(range(10, 150), off)
+        check_exhausted(range(20, 150), off)
 
 
 @pytest.mark.slow
