@@ -355,6 +355,7 @@ class _Builder:
         self, search: Exhaustive, micro_batch_size: int, others: dict[Counts, int]
     ) -> None:
         self.search = search
+        self.best = search.best
         self.problem = search.problem
         self.size = micro_batch_size
         self.others = others
@@ -410,11 +411,11 @@ class _Builder:
             for first in range(start - 1, -1, -1):
                 room = self.room[o][first][start]
                 if room == 0 and self.looks_at_memory:
-                    self.search.best.prune("memory")
+                    self.best.prune("memory")
                     continue
                 if plain is not None and self.room[plain][first][start] >= min(room, most, place):
                     # The same without recomputation has room for as much, and is quicker.
-                    self.search.best.prune("recompute")
+                    self.best.prune("recompute")
                     continue
                 self.search._spend(1 + place // 3)
                 work = self.work[o][first][start]
@@ -423,7 +424,7 @@ class _Builder:
                 fits = min(most, room) if room < place and self.looks_at_memory else most
                 rule = self._ruled_out_by(longer, rest, first, fits)
                 if rule:
-                    self.search.best.prune(rule)
+                    self.best.prune(rule)
                     continue
                 stage = TemplateStage(k, first, start, width, recompute)
                 if first == 0:
@@ -435,8 +436,8 @@ class _Builder:
         """The rule by which no better plan has a pipeline that ends so; empty: one may have it."""
         total = self.problem.global_batch_size
         update = max(u for _, _, u in loads)
-        limit = self.search.limit_s - update - self.before[first]
         bounds = self.search.bounds
+        limit = (self.best.limit_s if bounds else math.inf) - update - self.before[first]
         may_be_alone = most * self.size >= total and total % self.size == 0
         if may_be_alone:
             m = total // self.size
