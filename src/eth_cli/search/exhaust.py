@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import sub
-from typing import NamedTuple
 
 from eth_cli.search.assign import Column, columns
 from eth_cli.search.bounds import best_capacity
+from eth_cli.search.building import Builder, Load
 from eth_cli.search.capacity import Families
 from eth_cli.search.place import Share, placements
 from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.shares import splits
 from eth_cli.search.syncbound import SyncBound
-from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+from eth_cli.search.templates import Counts, Problem, Template
 from eth_cli.search.timeline import run_pipeline
 
 ROUNDING = 1e-12
@@ -77,16 +77,6 @@ class Best:
     def limit_s(self) -> float:
         """Only what is below this is better."""
         return self.time_s * (1 - ROUNDING)
-
-
-class _Load(NamedTuple):
-    """One stage of a template as its time bound sees it: ``before_s + m work_s`` at least."""
-
-    before_s: float
-    """Forward and backward of the stages in front, transfers included."""
-    work_s: float
-    update_s: float
-    """Its optimizer update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,13 +150,23 @@ class Exhaustive:
         others = self._capacity(cols)
         found: list[_Candidate] = []
         for b in problem.micro_batch_sizes:
-            for stages, loads in _Builder(self, b, others).run():
+            for stages, loads in self._builder(b, others).run():
                 template = Template(b, stages)
                 self._try_single(template)
                 candidate = self._candidate(template, loads, others)
                 if candidate is not None:
                     found.append(candidate)
         return found
+
+    def _builder(self, micro_batch_size: int, others: dict[Counts, int]) -> Builder:
+        return Builder(
+            self.problem,
+            micro_batch_size,
+            others,
+            limit_s=lambda: self.limit_s,
+            spend=self._spend,
+            prune=self.best.prune,
+        )
 
     def _try_single(self, template: Template) -> None:
         micro_batches, rest = divmod(self.problem.global_batch_size, template.micro_batch_size)
@@ -179,7 +179,7 @@ class Exhaustive:
         self._try([Share(template, micro_batches)])
 
     def _candidate(
-        self, template: Template, loads: Sequence[_Load], others: dict[Counts, int]
+        self, template: Template, loads: Sequence[Load], others: dict[Counts, int]
     ) -> _Candidate | None:
         problem = self.problem
         counts = template.counts(len(problem.kinds))
@@ -346,111 +346,3 @@ def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
         if known is None or known.max_samples < column.max_samples:
             best[column.vector] = column
     return list(best.values())
-
-
-class _Builder:
-    """All templates of one micro-batch size that might take part in a better plan."""
-
-    def __init__(
-        self, search: Exhaustive, micro_batch_size: int, others: dict[Counts, int]
-    ) -> None:
-        self.search = search
-        self.best = search.best
-        self.problem = search.problem
-        self.size = micro_batch_size
-        self.others = others
-        problem = self.problem
-        self.hops = problem.hops(micro_batch_size)
-        self.options = problem.options
-        self.plain = [problem.plain(o) for o in self.options]
-        """By option with recomputation the same without."""
-        costs = [problem.costs(o, micro_batch_size) for o in self.options]
-        # Plain lists: single elements of arrays are slow to read.
-        self.work = [c.work_s.tolist() for c in costs]
-        self.room = [c.in_flight.tolist() for c in costs]
-        self.update = [c.optimizer_s.tolist() for c in costs]
-        # What lies before a stage takes at least each block's fastest device, memory aside.
-        self.before = [0.0]
-        for block in range(problem.num_blocks):
-            fastest = min(problem.block_s(o, block, micro_batch_size) for o in self.options)
-            self.before.append(self.before[-1] + fastest)
-        self.most = problem.global_batch_size // micro_batch_size
-        self.looks_at_memory = problem.pruning.memory
-        """Whether a stage without room ends what is built on it at once, not when it is whole."""
-
-    def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
-        """Stages of every such template, first stage first."""
-        yield from self._extend([], [], -1, self.problem.counts, self.problem.num_blocks, self.most)
-
-    def _extend(
-        self,
-        stages: list[TemplateStage],
-        loads: list[_Load],
-        below: int,
-        left: Counts,
-        start: int,
-        most: int,
-    ) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
-        """Put a stage before the stages.
-
-        Args:
-            loads: of these stages.
-            below: option of the first of them.
-            left: devices not used yet.
-            start: the first block that is placed.
-            most: micro-batches that memory permits.
-        """
-        place = len(stages) + 1
-        for o, option in enumerate(self.options):
-            k, width, recompute = option
-            if left[k] < width:
-                continue
-            hop = float(self.hops[o, below]) if stages else 0.0
-            rest = (*left[:k], left[k] - width, *left[k + 1 :])
-            plain = self.plain[o]
-            for first in range(start - 1, -1, -1):
-                room = self.room[o][first][start]
-                if room == 0 and self.looks_at_memory:
-                    self.best.prune("memory")
-                    continue
-                if plain is not None and self.room[plain][first][start] >= min(room, most, place):
-                    # The same without recomputation has room for as much, and is quicker.
-                    self.best.prune("recompute")
-                    continue
-                self.search._spend(1 + place // 3)
-                work = self.work[o][first][start]
-                longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
-                longer.append(_Load(0.0, work, self.update[o][first][start]))
-                fits = min(most, room) if room < place and self.looks_at_memory else most
-                rule = self._ruled_out_by(longer, rest, first, fits)
-                if rule:
-                    self.best.prune(rule)
-                    continue
-                stage = TemplateStage(k, first, start, width, recompute)
-                if first == 0:
-                    yield (stage, *stages), longer
-                elif sum(rest):
-                    yield from self._extend([stage, *stages], longer, o, rest, first, fits)
-
-    def _ruled_out_by(self, loads: list[_Load], left: Counts, first: int, most: int) -> str:
-        """The rule by which no better plan has a pipeline that ends so; empty: one may have it."""
-        total = self.problem.global_batch_size
-        update = max(u for _, _, u in loads)
-        bounds = self.search.bounds
-        limit = (self.best.limit_s if bounds else math.inf) - update - self.before[first]
-        may_be_alone = most * self.size >= total and total % self.size == 0
-        if may_be_alone:
-            m = total // self.size
-            if not bounds or all(before + m * work < limit for before, work, _ in loads):
-                return ""
-        others = self.others[left]
-        m = max(1, -((others - total) // self.size))
-        if others and m <= most:
-            limit -= self.problem.sync_floor_s
-            if not bounds or all(before + m * work < limit for before, work, _ in loads):
-                return ""
-            return "bound"
-        if others and most < self.most:
-            return "memory"
-        # Alone it would do the whole batch, too late.
-        return "bound" if may_be_alone else "capacity"
