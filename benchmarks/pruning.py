@@ -30,7 +30,7 @@ from oracle.test_whole_space import instance  # noqa: E402
 
 ORACLE_SEEDS = (12, 18, 26)
 """Small problems of which much is left out, by different rules."""
-RUNS = 3
+RUNS = 5
 ALL = "all on"
 
 
