@@ -124,6 +124,18 @@ def test_a_type_of_the_catalogue_may_have_a_price_alone() -> None:
     assert (t4.memory_bytes, t4.price_per_hour) == (16 * 2**30, 0.35)
 
 
+def test_a_rule_of_the_search_is_off_and_the_plan_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = plan("", capsys)
+    data = plan("--no-prune bound --no-prune recompute", capsys)
+    assert data["pipelines"] == usual["pipelines"]
+    assert data["predicted"]["step_time_s"] == usual["predicted"]["step_time_s"]
+    assert "bound" in usual["solver"]["pruned"]
+    assert not {"bound", "recompute"} & data["solver"]["pruned"].keys()
+    assert data["provenance"]["options"]["no_prune"] == ["bound", "recompute"]
+
+
 def test_excluded_devices_are_named_and_the_plan_stays_one_of_the_cluster(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
