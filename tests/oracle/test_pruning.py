@@ -14,6 +14,7 @@ import pytest
 from oracle.brute_force import INFINITE, BruteForce
 from oracle.instances import Instance, make_whole_instance
 from oracle.memory_check import check_fits
+from oracle.test_whole_space import instance as whole_instance
 
 from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.search.exhaust import Best, Exhaustive
@@ -177,12 +178,42 @@ def test_every_rule_has_a_switch_a_reason_and_one_name() -> None:
 @pytest.mark.parametrize("off", [*OFF, NAMES])
 def test_exhaustive_search_finds_the_optimum_without_a_rule_on_more(off: tuple[str, ...]) -> None:
     if off == NAMES:
-        check_exhausted(range(12, 150), off, num_devices=3)
+        check_exhausted(range(12, 500), off, num_devices=3)
     else:
-        check_exhausted(range(20, 150), off)
+        check_exhausted(range(20, 500), off)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("off", OFF)
 def test_plan_is_the_optimum_without_a_rule_on_more(off: tuple[str, ...]) -> None:
-    check_planned(range(10, 150), off)
+    check_planned(range(10, 500), off)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("off", OFF[1:])
+def test_on_larger_instances_the_plan_is_the_same_or_not_called_optimal(
+    off: tuple[str, ...],
+) -> None:
+    """Up to 6 devices or 8 blocks with the usual budget, which may end before the proof.
+
+    That the plans with all rules are the optimum is what `test_whole_space` tests.
+    """
+    num_proved = num_plans = 0
+    for seed in range(100):
+        cluster, profile, total = whole_instance(seed)
+        usual = SearchOptions(global_batch_size=total)
+        without = SearchOptions(global_batch_size=total, no_prune=frozenset(off))
+        try:
+            best_s = search(profile, cluster, usual).step_time_s
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                search(profile, cluster, without)
+            continue
+        report = search(profile, cluster, without)
+        assert report.step_time_s >= best_s * (1 - 1e-9), seed
+        assert report.bound_s <= best_s * (1 + 1e-9), seed
+        if report.status == "optimal":
+            assert report.step_time_s == pytest.approx(best_s, rel=1e-9), seed
+        num_proved += report.status == "optimal"
+        num_plans += 1
+    assert num_proved >= 0.8 * num_plans
