@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import processes, search
+from benchmarks import processes, pruning, search
 from benchmarks.problems import MODELS, cluster_yaml, mixed_cluster
 from eth_cli.cluster_file import read_cluster
+from eth_cli.search.pruning import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -129,3 +130,14 @@ def test_the_full_table_has_the_key_sizes_of_each_model_and_growth_rows_on_one_n
     assert len({r.num_devices for r in growth}) >= 5
     assert len({r.inter_node_gbps for r in growth}) == 1
     assert {r.inter_node_gbps for r in rows} == {25, 100, 200}
+
+
+def test_rules_are_measured_one_by_one_and_change_no_plan() -> None:
+    (seed, *_) = pruning.ORACLE_SEEDS
+    found = pruning.outcomes(pruning.oracle_problem(seed), runs=1)
+    assert list(found) == [pruning.ALL, *NAMES]
+    usual_s = found[pruning.ALL].report.step_time_s
+    assert all(o.report.step_time_s == pytest.approx(usual_s, rel=1e-9) for o in found.values())
+    counts, times = pruning.table_of_counts({"it": found}), pruning.table_of_times({"it": found})
+    assert counts[-1].startswith(f"| it | {found[pruning.ALL].report.pruned['bound']:,} |")
+    assert times[-1].count(" s, ") == len(found)

@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from eth_cli.cli import app, main
+from eth_cli.cli import RULES, app, main
+from eth_cli.search.pruning import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,6 +41,7 @@ SURFACE = {
         "--max-step-time",
         "--micro-batch-size",
         "--model",
+        "--no-prune",
         "--no-recompute",
         "--objective",
         "--output",
@@ -98,6 +100,13 @@ def test_every_option_is_documented() -> None:
         for option in options:
             if option.startswith("-"):
                 assert f"`{option}" in sections[f"eth {command}"], (command, option)
+
+
+def test_rules_of_the_search_are_named_wherever_they_are_told() -> None:
+    assert RULES == NAMES
+    for document in ("cli.md", "search.md"):
+        text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+        assert all(f"`{name}`" in text for name in NAMES), document
 
 
 def test_version_and_help() -> None:

@@ -71,6 +71,10 @@ PRICED = BASE.replace("cluster.yaml", "priced.yaml")
         ("--time-limit 10", "--time-limit: '10' has no unit; use one of ns, us, ms, s"),
         ("--time-limit 0s", "--time-limit: 0s must be above 0"),
         ("--time-limit 10GB", "--time-limit: '10GB' has no unit that is a time"),
+        (
+            "--no-prune bounds",
+            "--no-prune: 'bounds' is no rule (did you mean bound?); the rules are bound, capacity,",
+        ),
         ("--objective price", "--objective: 'price' is not one of step-time, cost"),
         ("--objective cost", "cluster.yaml: device_types.fast.price_per_hour: is missing; "),
         ("--max-step-time 2s", "--max-step-time: is for --objective cost"),
@@ -118,6 +122,18 @@ def test_a_type_of_the_catalogue_may_have_a_price_alone() -> None:
     )
     t4 = read_cluster("c.yaml").device_types["T4"]
     assert (t4.memory_bytes, t4.price_per_hour) == (16 * 2**30, 0.35)
+
+
+def test_a_rule_of_the_search_is_off_and_the_plan_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = plan("", capsys)
+    data = plan("--no-prune bound --no-prune recompute", capsys)
+    assert data["pipelines"] == usual["pipelines"]
+    assert data["predicted"]["step_time_s"] == usual["predicted"]["step_time_s"]
+    assert "bound" in usual["solver"]["pruned"]
+    assert not {"bound", "recompute"} & data["solver"]["pruned"].keys()
+    assert data["provenance"]["options"]["no_prune"] == ["bound", "recompute"]
 
 
 def test_excluded_devices_are_named_and_the_plan_stays_one_of_the_cluster(

@@ -33,6 +33,17 @@ from eth_cli.errors import ConfigError, EthError, Fault, InfeasibleError
 
 STRATEGIES = ("hpp", "uneven-layers", "even")
 OBJECTIVES = ("step-time", "cost")
+RULES = (
+    "bound",
+    "capacity",
+    "dominated",
+    "recompute",
+    "memory",
+    "like-pipelines",
+    "like-nodes",
+    "price",
+)
+"""Of `eth_cli.search.pruning`, which is loaded only where one is named."""
 BACKENDS = ("local", "ssh", "slurm", "kubernetes")
 
 INTERRUPTED = 130
@@ -214,6 +225,16 @@ def plan(
         float | None,
         duration("--time-limit", "10s", "Stop then, with the best plan so far.", EFFORT),
     ] = None,
+    no_prune: Annotated[
+        list[str] | None,
+        words(
+            "--no-prune",
+            "RULE",
+            "Switch a rule of the search off, to see what it saves: " + ", ".join(RULES) + ". "
+            "Repeatable.",
+            EFFORT,
+        ),
+    ] = None,
     explain: Annotated[
         bool,
         flag(
@@ -268,6 +289,7 @@ def plan(
             max_step_time_s=max_step_time,
             max_gap=max_gap,
             time_limit_s=time_limit,
+            no_prune=tuple(no_prune or ()),
             explain=explain,
             old_plan=old_plan,
             lost=tuple(lost or ()),

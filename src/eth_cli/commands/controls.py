@@ -20,6 +20,8 @@ class Controls:
     max_step_time_s: float | None = None
     max_gap: float | None = None
     time_limit_s: float | None = None
+    no_prune: tuple[str, ...] = ()
+    """Rules of the search that are switched off."""
     explain: bool = False
     what_if: tuple[tuple[tuple[int, str], ...], ...] = ()
     """Changes to the cluster: of each question, numbers and names."""

@@ -96,6 +96,7 @@ def run_plan_command(
         excluded=frozenset(excluded),
         max_gap=controls.max_gap,
         time_limit_s=controls.time_limit_s,
+        no_prune=frozenset(controls.no_prune),
     )
     if old is not None:
         options = old.inherited(options)
@@ -177,6 +178,10 @@ def _check_controls(
         raise ConfigError.single(
             "--compare", "", "shows the fastest plans; leave it or --objective cost out"
         )
+    if controls.no_prune:
+        from eth_cli.search.pruning import check_rules
+
+        check_rules(controls.no_prune)
     svg = controls.frontier_svg
     if svg is not None and output is not None and svg.absolute() == output.absolute():
         raise ConfigError.single(

@@ -48,13 +48,17 @@ def columns(families: Families, time_s: float) -> tuple[list[Column], int]:
     """Families that finish a micro-batch within a time, dominated ones left out; how many were.
 
     A column is dominated by another of the same micro-batch size that takes no more devices of
-    any kind and finishes as much: any plan with the first is a plan with the second.
+    any kind and finishes as much: any plan with the first is a plan with the second. None is left
+    out where that rule is off (`pruning`).
     """
     kept: list[Column] = []
     num_dominated = 0
     for b in families.grids:
         capacity = families.capacity(b, time_s)
-        useful = families.space.beats_smaller(capacity)
+        if families.problem.pruning.dominated:
+            useful = families.space.beats_smaller(capacity)
+        else:
+            useful = capacity > 0
         num_dominated += int(np.count_nonzero(capacity) - np.count_nonzero(useful))
         kept += [Column(families.vectors[i], b, int(capacity[i])) for i in np.flatnonzero(useful)]
     return kept, num_dominated

@@ -99,7 +99,7 @@ def certified_bound_s(
         best_s: step time of the best plan known.
         known_s: a bound that is known already: less needs no proof.
         is_over: whether to stop with what is proved so far.
-        prune: told how many intervals a rule left out.
+        prune: told how many intervals or templates a rule left out.
     """
     known = list(templates)
     if not math.isfinite(best_s):
@@ -185,7 +185,13 @@ class _Relaxed:
                 whole, rest = divmod(self.total, template.micro_batch_size)
                 number = 0 if rest or number < whole else whole
             columns.append(Column(template, template.micro_batch_size, uses, number))
-        return best_mix(undominated(columns), self.available, self.regime.most_pipelines)
+        if self.problem.pruning.dominated:
+            useful = undominated(columns)
+            num_all = sum(column.micro_batches > 0 for column in columns)
+            self.prune("dominated", num_all - len(useful))
+        else:
+            useful = [column for column in columns if column.micro_batches]
+        return best_mix(useful, self.available, self.regime.most_pipelines)
 
     def _is_enough(self, time_s: float) -> bool:
         mix = self._mix(time_s)
@@ -298,5 +304,5 @@ class _Relaxed:
         self.budget.nodes -= found.num_nodes
         if found.is_proved:
             self.proofs.append(mix)
-        self.prune("bound", found.num_pruned)
+        self.prune("price", found.num_pruned)
         return found

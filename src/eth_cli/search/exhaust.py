@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import sub
-from typing import NamedTuple
 
 from eth_cli.search.assign import Column, columns
 from eth_cli.search.bounds import best_capacity
+from eth_cli.search.building import Builder, Load
 from eth_cli.search.capacity import Families
 from eth_cli.search.place import Share, placements
 from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.shares import splits
 from eth_cli.search.syncbound import SyncBound
-from eth_cli.search.templates import Counts, Problem, Template, TemplateStage
+from eth_cli.search.templates import Counts, Problem, Template
 from eth_cli.search.timeline import run_pipeline
 
 ROUNDING = 1e-12
@@ -70,22 +70,13 @@ class Best:
 
     def prune(self, rule: str, number: int = 1) -> None:
         """Count candidates that a rule left out."""
-        self.pruned[rule] = self.pruned.get(rule, 0) + number
+        if number:
+            self.pruned[rule] = self.pruned.get(rule, 0) + number
 
     @property
     def limit_s(self) -> float:
         """Only what is below this is better."""
         return self.time_s * (1 - ROUNDING)
-
-
-class _Load(NamedTuple):
-    """One stage of a template as its time bound sees it: ``before_s + m work_s`` at least."""
-
-    before_s: float
-    """Forward and backward of the stages in front, transfers included."""
-    work_s: float
-    update_s: float
-    """Its optimizer update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +107,8 @@ class Exhaustive:
         """Budget below which it is time to ask whether the time is over."""
         self._sync = SyncBound(problem)
         self._others: dict[Counts, int] = {}
+        self.bounds = problem.pruning.bound
+        """Whether what takes no less than the best plan is left out."""
 
     def run(self) -> bool:
         """Improve ``best`` to the optimum. Returns whether that is proved."""
@@ -133,18 +126,31 @@ class Exhaustive:
             if self.budget < 0 or self.problem.is_over():
                 raise BudgetExhaustedError
 
+    @property
+    def limit_s(self) -> float:
+        """What takes no less than this is not looked at [s]."""
+        return self.best.limit_s if self.bounds else math.inf
+
+    def _capacity(self, found: Sequence[Column]) -> dict[Counts, int]:
+        """Samples that any devices left over can do at most, by their counts."""
+        if self.problem.pruning.capacity:
+            return best_capacity(found, self.problem.counts)
+        # As if they could do the whole batch, how few they be.
+        ranges = [range(n + 1) for n in self.problem.counts]
+        return dict.fromkeys(itertools.product(*ranges), self.problem.global_batch_size)
+
     # --- Level 1: templates ------------------------------------------------------------------
 
     def _templates(self) -> list[_Candidate]:
         """Templates for plans of several pipelines; plans of one are simulated on the way."""
         problem = self.problem
-        target_s = self.best.limit_s - problem.sync_floor_s
+        target_s = self.limit_s - problem.sync_floor_s
         cols, num_dominated = columns(self.families, target_s)
         self.best.prune("dominated", num_dominated)
-        others = best_capacity(cols, problem.counts)
+        others = self._capacity(cols)
         found: list[_Candidate] = []
         for b in problem.micro_batch_sizes:
-            for stages, loads in _Builder(self, b, others).run():
+            for stages, loads in self._builder(b, others).run():
                 template = Template(b, stages)
                 self._try_single(template)
                 candidate = self._candidate(template, loads, others)
@@ -152,32 +158,44 @@ class Exhaustive:
                     found.append(candidate)
         return found
 
+    def _builder(self, micro_batch_size: int, others: dict[Counts, int]) -> Builder:
+        return Builder(
+            self.problem,
+            micro_batch_size,
+            others,
+            limit_s=lambda: self.limit_s,
+            spend=self._spend,
+            prune=self.best.prune,
+        )
+
     def _try_single(self, template: Template) -> None:
         micro_batches, rest = divmod(self.problem.global_batch_size, template.micro_batch_size)
         if rest or micro_batches > self.problem.max_micro_batches(template):
             return
         least_s = self._time_s(template, micro_batches)
-        if least_s + self.problem.optimizer_s(template) >= self.best.limit_s:
+        if least_s + self.problem.optimizer_s(template) >= self.limit_s:
             self.best.prune("bound")
             return
         self._try([Share(template, micro_batches)])
 
     def _candidate(
-        self, template: Template, loads: Sequence[_Load], others: dict[Counts, int]
+        self, template: Template, loads: Sequence[Load], others: dict[Counts, int]
     ) -> _Candidate | None:
         problem = self.problem
         counts = template.counts(len(problem.kinds))
         left = _minus(problem.counts, counts)
         optimizer_s = problem.optimizer_s(template)
-        target_s = self.best.limit_s - problem.sync_floor_s - optimizer_s
+        target_s = self.limit_s - problem.sync_floor_s - optimizer_s
         needed = -((others[left] - problem.global_batch_size) // template.micro_batch_size)
-        most = problem.max_micro_batches(template)
+        room = most = problem.max_micro_batches(template)
+        if room == 0:
+            return None  # No plan may have it.
         if math.isfinite(target_s):
             most = min(most, *(int((target_s - load.before_s) / load.work_s) for load in loads))
-        while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
-            most -= 1
+            while most >= max(needed, 1) and self._time_s(template, most) >= target_s:
+                most -= 1
         if most < max(needed, 1):
-            self.best.prune("bound")
+            self.best.prune("capacity" if most >= 1 or room < needed else "bound")
             return None
         return _Candidate(
             template=template, counts=counts, max_micro_batches=most, optimizer_s=optimizer_s
@@ -191,14 +209,14 @@ class Exhaustive:
         """Those that some set of the others completes to a whole batch, until nothing changes."""
         problem = self.problem
         while True:
-            self._others = best_capacity(_best_columns(found), problem.counts)
+            self._others = self._capacity(_best_columns(found))
             kept = [
                 c
                 for c in found
                 if c.column.max_samples + self._others[_minus(problem.counts, c.counts)]
                 >= problem.global_batch_size
             ]
-            self.best.prune("bound", len(found) - len(kept))
+            self.best.prune("capacity", len(found) - len(kept))
             if len(kept) == len(found):
                 return kept
             found = kept
@@ -241,7 +259,7 @@ class Exhaustive:
             for index in range(first, len(members)):
                 candidate = members[index]
                 if candidate.column.max_samples < least:
-                    self.best.prune("bound", len(members) - index)
+                    self.best.prune("capacity", len(members) - index)
                     break
                 self._spend()
                 now = samples + candidate.column.max_samples
@@ -257,7 +275,7 @@ class Exhaustive:
         update_s = max(c.optimizer_s for c in chosen)
         exposed_s = self._sync.exposed_s([c.template for c in chosen])
         # The best may have improved since the candidates were made, and their sync is known now.
-        limits = [self.best.limit_s - update_s - exposed for exposed in exposed_s]
+        limits = [self.limit_s - update_s - exposed for exposed in exposed_s]
         most = [self._most_within(c, limit) for c, limit in zip(chosen, limits, strict=True)]
         sizes = [c.template.micro_batch_size for c in chosen]
         capacity = sum(b * m for b, m in zip(sizes, most, strict=True))
@@ -267,12 +285,12 @@ class Exhaustive:
         for split in splits(sizes, most, problem.global_batch_size):
             self._spend(10)
             shares = [Share(c.template, m) for c, m in zip(chosen, split, strict=True)]
-            if any(
+            if problem.pruning.like_pipelines and any(
                 a.template == b.template and a.micro_batches < b.micro_batches
                 for a, b in itertools.pairwise(shares)
             ):
-                self.best.prune("symmetry")  # the same split in another order
-            elif self._sync.end_s(shares) + update_s >= self.best.limit_s:
+                self.best.prune("like-pipelines")  # the same split in another order
+            elif self._sync.end_s(shares) + update_s >= self.limit_s:
                 self.best.prune("bound")
             else:
                 self._try(shares)
@@ -295,11 +313,22 @@ class Exhaustive:
         def keep(i: int, pipeline: PlacedPipeline) -> bool:
             """Whether a pipeline on its devices still ends early enough for a better plan."""
             self._spend(3)
+            if not self.bounds:
+                return True
             end_s = run_pipeline(model.times(pipeline), pipeline.micro_batches).end_s
-            return end_s + exposed_s[i] + update_s < self.best.limit_s
+            if end_s + exposed_s[i] + update_s < self.best.limit_s:
+                return True
+            self.best.prune("bound")
+            return False
 
         for pipelines in placements(
-            shares, problem.kinds, model.cluster, keep=keep, excluded=problem.excluded
+            shares,
+            problem.kinds,
+            model.cluster,
+            keep=keep,
+            excluded=problem.excluded,
+            pruning=problem.pruning,
+            prune=self.best.prune,
         ):
             self._spend(_UNITS_OF_A_SIMULATION)
             self.best.offer(pipelines, model.evaluate(pipelines).step_time_s)
@@ -317,100 +346,3 @@ def _best_columns(found: Sequence[_Candidate]) -> list[Column]:
         if known is None or known.max_samples < column.max_samples:
             best[column.vector] = column
     return list(best.values())
-
-
-class _Builder:
-    """All templates of one micro-batch size that might take part in a better plan."""
-
-    def __init__(
-        self, search: Exhaustive, micro_batch_size: int, others: dict[Counts, int]
-    ) -> None:
-        self.search = search
-        self.problem = search.problem
-        self.size = micro_batch_size
-        self.others = others
-        problem = self.problem
-        self.hops = problem.hops(micro_batch_size)
-        self.options = problem.options
-        self.plain = [problem.plain(o) for o in self.options]
-        """By option with recomputation the same without."""
-        costs = [problem.costs(o, micro_batch_size) for o in self.options]
-        # Plain lists: single elements of arrays are slow to read.
-        self.work = [c.work_s.tolist() for c in costs]
-        self.room = [c.in_flight.tolist() for c in costs]
-        self.update = [c.optimizer_s.tolist() for c in costs]
-        # What lies before a stage takes at least each block's fastest device, memory aside.
-        self.before = [0.0]
-        for block in range(problem.num_blocks):
-            fastest = min(problem.block_s(o, block, micro_batch_size) for o in self.options)
-            self.before.append(self.before[-1] + fastest)
-        self.most = problem.global_batch_size // micro_batch_size
-
-    def run(self) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
-        """Stages of every such template, first stage first."""
-        yield from self._extend([], [], -1, self.problem.counts, self.problem.num_blocks, self.most)
-
-    def _extend(
-        self,
-        stages: list[TemplateStage],
-        loads: list[_Load],
-        below: int,
-        left: Counts,
-        start: int,
-        most: int,
-    ) -> Iterator[tuple[tuple[TemplateStage, ...], list[_Load]]]:
-        """Put a stage before the stages.
-
-        Args:
-            loads: of these stages.
-            below: option of the first of them.
-            left: devices not used yet.
-            start: the first block that is placed.
-            most: micro-batches that memory permits.
-        """
-        place = len(stages) + 1
-        for o, option in enumerate(self.options):
-            k, width, recompute = option
-            if left[k] < width:
-                continue
-            hop = float(self.hops[o, below]) if stages else 0.0
-            rest = (*left[:k], left[k] - width, *left[k + 1 :])
-            plain = self.plain[o]
-            for first in range(start - 1, -1, -1):
-                room = self.room[o][first][start]
-                if room == 0:
-                    self.search.best.prune("memory")
-                    continue
-                if plain is not None and self.room[plain][first][start] >= min(room, most, place):
-                    # The same without recomputation has room for as much, and is quicker.
-                    self.search.best.prune("dominated")
-                    continue
-                self.search._spend(1 + place // 3)
-                work = self.work[o][first][start]
-                longer = [_Load(before + work + hop, w, u) for before, w, u in loads]
-                longer.append(_Load(0.0, work, self.update[o][first][start]))
-                fits = min(most, room) if room < place else most
-                if not self._can_help(longer, rest, first, fits):
-                    self.search.best.prune("bound")
-                    continue
-                stage = TemplateStage(k, first, start, width, recompute)
-                if first == 0:
-                    yield (stage, *stages), longer
-                elif sum(rest):
-                    yield from self._extend([stage, *stages], longer, o, rest, first, fits)
-
-    def _can_help(self, loads: list[_Load], left: Counts, first: int, most: int) -> bool:
-        """Whether a pipeline that ends so may be part of a better plan."""
-        total = self.problem.global_batch_size
-        update = max(u for _, _, u in loads)
-        limit = self.search.best.limit_s - update - self.before[first]
-        if most * self.size >= total and total % self.size == 0:
-            m = total // self.size
-            if all(before + m * work < limit for before, work, _ in loads):
-                return True
-        others = self.others[left]
-        if others == 0:
-            return False
-        m = max(1, -((others - total) // self.size))
-        limit -= self.problem.sync_floor_s
-        return m <= most and all(before + m * work < limit for before, work, _ in loads)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from eth_cli.cluster import Cluster, Device, Link
 from eth_cli.search.order import canonical_nodes
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
+from eth_cli.search.pruning import ALL_RULES, Pruning
 from eth_cli.search.templates import Kind, Template
 
 
@@ -220,6 +221,8 @@ def placements(
     *,
     keep: Callable[[int, PlacedPipeline], bool] = lambda _, __: True,
     excluded: Collection[str] = (),
+    pruning: Pruning = ALL_RULES,
+    prune: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[PlacedPipeline, ...]]:
     """Every placement up to renaming of what is alike: devices of a type in a node, nodes of the
     same devices and links, pipelines of the same template and share.
@@ -227,13 +230,16 @@ def placements(
     Two rules leave out what is alike: a node is used for the first time only after all nodes like
     it that stand before, and equal pipelines (which must stand next to each other in ``shares``)
     have lists of node indices that do not fall. The placement of a class whose list is smallest
-    meets both, so every class comes out; rarely one comes twice.
+    meets both, so every class comes out; rarely one comes twice. Either can be switched off.
 
     Args:
         keep: asked of every pipeline, with its index, when its last stage is placed; no placement
             with one that it says no to comes out.
+        pruning: whether ``like_nodes`` and ``like_pipelines`` hold.
+        prune: told the name of the rule for each node that it leaves out at a stage.
     """
     free = Free(cluster, excluded)
+    like_nodes, like_pipelines = pruning.like_nodes, pruning.like_pipelines
     slots = [
         (i, kinds[stage.kind].device_type, stage.tensor_parallel)
         for i, share in enumerate(shares)
@@ -246,6 +252,18 @@ def placements(
     nodes: list[int] = []
     groups: list[tuple[Device, ...]] = []
 
+    def with_room(device_type: str, width: int) -> Iterator[int]:
+        fresh: set[int] = set()
+        for node in range(len(free.nodes)):
+            if free.count(node, device_type) < width:
+                continue
+            if like_nodes and not touched[node]:
+                if free.node_kind[node] in fresh:
+                    prune("like-nodes")
+                    continue
+                fresh.add(free.node_kind[node])
+            yield node
+
     def descend() -> Iterator[tuple[PlacedPipeline, ...]]:
         at = len(nodes)
         if at == len(slots):
@@ -255,9 +273,11 @@ def placements(
             )
             return
         i, device_type, width = slots[at]
-        for node in _distinct_nodes(free, touched, device_type, width):
+        for node in with_room(device_type, width):
             nodes.append(node)
-            if _rises(nodes, first_slot, shares, i):
+            if like_pipelines and not _rises(nodes, first_slot, shares, i):
+                prune("like-pipelines")
+            else:
                 group = free.take(node, device_type, width)
                 groups.append(group)
                 touched[node] += 1
@@ -270,19 +290,6 @@ def placements(
             nodes.pop()
 
     yield from descend()
-
-
-def _distinct_nodes(
-    free: Free, touched: Sequence[int], device_type: str, width: int
-) -> Iterator[int]:
-    fresh: set[int] = set()
-    for node in range(len(free.nodes)):
-        if not touched[node]:
-            if free.node_kind[node] in fresh:
-                continue
-            fresh.add(free.node_kind[node])
-        if free.count(node, device_type) >= width:
-            yield node
 
 
 def _rises(nodes: list[int], first_slot: Sequence[int], shares: Sequence[Share], i: int) -> bool:

@@ -246,7 +246,8 @@ class Search:
             heuristic.improve(self.problem, known.families, best, bound_s=bound_s)
             self._refine(best, starts)
             starts = []  # They have been climbed from.
-            if best.limit_s > bound_s and self._may_exhaust() and not self.is_over():
+            is_open = best.limit_s > bound_s or not self.problem.pruning.bound
+            if is_open and self._may_exhaust() and not self.is_over():
                 proved = Exhaustive(
                     self.problem, known.families, best, budget=self.options.budget
                 ).run()

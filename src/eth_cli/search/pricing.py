@@ -139,10 +139,11 @@ class Pricing:
             for b, tables in self._tables.items()
         }
         base = ratio * base_price
-        heap: list[tuple[float, int, _Node, Path]] = []
+        heap: list[tuple[float, int, _Node, Path | None]] = []
         order = itertools.count()
         num_nodes = num_pruned = 0
         found: dict[Template, None] = {}
+        prunes = self.problem.pruning.price
 
         def push(node: _Node) -> None:
             nonlocal num_nodes, num_pruned
@@ -150,7 +151,10 @@ class Pricing:
             limit = limits[node.b]
             bounded = self._most(node, limit, time_s, base)
             if bounded is None:
-                num_pruned += 1
+                if prunes:
+                    num_pruned += 1
+                else:  # It stays open, and is halved like others until it is narrow.
+                    heapq.heappush(heap, (0.0, next(order), node, None))
                 return
             path = bounded.path
             price = float(limit.price[list(path.entries)].sum()) + base
@@ -176,7 +180,11 @@ class Pricing:
             is_proved=is_proved and not heap and not found,
             templates=(
                 *found,
-                *(self._template(node.b, path) for _, _, node, path in sorted(heap)[:_OPEN]),
+                *(
+                    self._template(node.b, path)
+                    for _, _, node, path in sorted(heap)[:_OPEN]
+                    if path is not None
+                ),
             ),
             num_nodes=num_nodes,
             num_pruned=num_pruned,
@@ -206,7 +214,7 @@ class Pricing:
             low = high + 1
         return nodes
 
-    def _halves(self, node: _Node, path: Path, time_s: float) -> list[_Node]:
+    def _halves(self, node: _Node, path: Path | None, time_s: float) -> list[_Node]:
         """The halves of the interval that leaves a node's bound looser; none: both are narrow."""
         if node.low == 1:
             return []
@@ -218,7 +226,8 @@ class Pricing:
         if by_pace > _RESOLUTION and by_pace > by_m * _WEIGHT_OF_M:
             middle_s = math.sqrt(node.fast_s * node.slow_s)
             return [node._replace(slow_s=middle_s), node._replace(fast_s=middle_s)]
-        at_most = 1 + (time_s - path.chain_s) / node.fast_s
+        chain_s = self._tables[node.b].fastest_s if path is None else path.chain_s
+        at_most = 1 + (time_s - chain_s) / node.fast_s
         middle = min(max(math.floor(at_most), node.low), node.high - 1)
         if node.low == node.high:
             return []

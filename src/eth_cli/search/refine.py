@@ -52,7 +52,6 @@ def refine(
             if not is_allowed(candidate):
                 continue
             if not fits(model, candidate):
-                best.prune("memory")
                 continue
             budget -= _SIMULATION + len(candidate)
             time_s = model.evaluate(candidate).step_time_s

@@ -11,6 +11,7 @@ from eth_cli.errors import ConfigError
 from eth_cli.profile.table import Profile
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import stage_memory
+from eth_cli.search.pruning import Pruning
 from eth_cli.search.templates import Kind, Problem
 from eth_cli.units import format_bytes
 
@@ -55,6 +56,8 @@ class SearchOptions:
     """The search ends with the best plan so far when the caller's clock says so [s]."""
     budget: int = 300_000
     """Candidates that the exhaustive search may look at before it gives up on a proof."""
+    no_prune: frozenset[str] = frozenset()
+    """Rules of `pruning` that are switched off, to measure what they save."""
 
     def with_excluded(self, devices: Collection[str]) -> SearchOptions:
         """The same without some devices more, by id."""
@@ -250,7 +253,11 @@ def problem_of(
     *,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Problem:
-    """The problem that is asked, of some kinds of devices and micro-batch sizes."""
+    """The problem that is asked, of some kinds of devices and micro-batch sizes.
+
+    Raises:
+        ConfigError: a rule that is to be switched off does not exist.
+    """
     return Problem(
         model,
         kinds=kinds,
@@ -259,6 +266,7 @@ def problem_of(
         tensor_parallel=options.tensor_parallel,
         recompute=options.recompute,
         excluded=options.excluded,
+        pruning=Pruning.without(options.no_prune),
         is_over=is_over,
     )
 

@@ -20,6 +20,7 @@ from eth_cli.schedule import num_in_flight
 from eth_cli.search.comm import GRADIENT_BYTES, Network
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import max_in_flight
+from eth_cli.search.pruning import ALL_RULES, Pruning
 from eth_cli.search.timeline import PipelineTimes, run_pipeline
 
 Floats = NDArray[np.float64]
@@ -105,14 +106,17 @@ class Problem:
         tensor_parallel: Sequence[int] | None = None,
         recompute: bool = True,
         excluded: Collection[str] = (),
+        pruning: Pruning = ALL_RULES,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
+            pruning: the rules by which candidates are left out.
             is_over: whether to end with what there is; every long loop of a search asks.
         """
         self.model = model
         self.is_over = is_over
+        self.pruning = pruning
         self.kinds = tuple(kinds)
         self.micro_batch_sizes = tuple(micro_batch_sizes)
         self.global_batch_size = global_batch_size
@@ -203,8 +207,11 @@ class Problem:
     def plain(self, option: Option) -> int | None:
         """The index of a recomputing option's like without recomputation; None: there is none.
 
-        Recomputation only costs time where the same stage has room for as much without it.
+        Recomputation only costs time where the same stage has room for as much without it. None,
+        too, where the rule that leaves such stages out is off: nobody asks for anything else.
         """
+        if not self.pruning.recompute:
+            return None
         other = option._replace(recompute=False)
         return self.options.index(other) if option.recompute and other in self.options else None
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
+import pytest
 from unit.search.problems import cluster_of
 
 from eth_cli.cluster import Cluster, Link, LinkOverride
 from eth_cli.search.place import Share, place, placements
 from eth_cli.search.placed import PlacedPipeline
+from eth_cli.search.pruning import Pruning
 from eth_cli.search.templates import Kind, Template, TemplateStage
 
 KINDS = (Kind("x", 9, 10**9), Kind("y", 9, 10**9))
@@ -82,7 +85,8 @@ def _all_classes(shares: Shares, cluster: Cluster, alike: list[str]) -> set[obje
     return classes
 
 
-def test_placements_list_every_class() -> None:
+@pytest.mark.parametrize("off", [(), ("like-nodes",), ("like-pipelines",)])
+def test_placements_list_every_class(off: tuple[str, ...]) -> None:
     two, three = ["n0", "n1"], ["n0", "n1", "n2"]
     cases: list[tuple[Cluster, Shares, list[str]]] = [
         (cluster_of({"x": 2}, {"x": 2}), [_share("xx"), _share("x")], two),
@@ -92,8 +96,18 @@ def test_placements_list_every_class() -> None:
         (cluster_of({"x": 1}, {"x": 1}, {"x": 1}), [_share("xx"), _share("x", 1)], three),
     ]
     num_found = num_classes = 0
+    left_out: Counter[str] = Counter()
+    pruning = Pruning.without(off)
     for cluster, shares, alike in cases:
-        found = list(placements(shares, KINDS, cluster))
+        found = list(
+            placements(
+                shares,
+                KINDS,
+                cluster,
+                pruning=pruning,
+                prune=lambda rule: left_out.update([rule]),
+            )
+        )
         for pipelines in found:
             ids = [d.id for p in pipelines for s in p.stages for d in s.devices]
             assert len(set(ids)) == len(ids)
@@ -103,7 +117,10 @@ def test_placements_list_every_class() -> None:
         num_found += len(found)
         num_classes += len(expected)
     # A class may come twice, but the rules leave out most of what is alike.
-    assert num_found <= 1.2 * num_classes
+    num_usual = sum(len(list(placements(shares, KINDS, c))) for c, shares, _ in cases)
+    assert num_usual <= 1.2 * num_classes
+    assert num_found > num_usual if off else num_found == num_usual
+    assert left_out.keys() == {"like-nodes", "like-pipelines"} - set(off)
 
 
 def test_an_override_sets_only_the_nodes_apart_that_it_tells_apart() -> None:
