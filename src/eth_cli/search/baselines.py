@@ -111,20 +111,21 @@ def _fullest_grid(
     reason = ""
     for num_used in range(len(devices), 0, -1):
         best: tuple[float, tuple[PlacedPipeline, ...]] | None = None
-        for b, grid in _grids(problem, devices[:num_used], max_pipelines):
+        for b, grid in _grids(problem, devices[:num_used], max_pipelines, level_shares):
             if problem.is_over():
                 if best is None:
                     raise SearchOverError
                 break
             num_tried += 1
-            micro_batches = problem.global_batch_size // b // len(grid)
+            micro_batches, rest = divmod(problem.global_batch_size // b, len(grid))
             cut = _cut(problem, strategy, grid, b, micro_batches)
             if isinstance(cut, str):
                 reason = reason or f"{len(grid)} pipelines of {len(grid[0])} stages: {cut}"
                 continue
-            candidates = [_pipelines(grid, cut, b, micro_batches)]
+            alike = _pipelines(grid, cut, b, micro_batches)
+            candidates = [] if rest else [alike]
             if level_shares:
-                shared = levelled(problem.model, candidates[0])
+                shared = levelled(problem.model, alike, problem.global_batch_size)
                 if shared is not None and fits(problem.model, shared):
                     candidates.append(shared)
             for pipelines in candidates:
@@ -181,9 +182,9 @@ def _fast_to_slow(problem: Problem) -> list[Device]:
 
 
 def _grids(
-    problem: Problem, devices: Sequence[Device], max_pipelines: int | None
+    problem: Problem, devices: Sequence[Device], max_pipelines: int | None, level_shares: bool
 ) -> Iterator[tuple[int, Grid]]:
-    """Micro-batch sizes and grids over exactly these devices."""
+    """Micro-batch sizes and grids over exactly these devices, with equal shares or any."""
     num_devices = len(devices)
     most = num_devices if max_pipelines is None else min(num_devices, max_pipelines)
     types = sorted({d.type for d in devices})
@@ -192,7 +193,9 @@ def _grids(
         if rest or not all(problem.model.tables.has(t, 1, b) for t in types):
             continue
         for num_pipelines in range(1, most + 1):
-            if num_devices % num_pipelines or num_micro_batches % num_pipelines:
+            if num_devices % num_pipelines or num_micro_batches < num_pipelines:
+                continue
+            if num_micro_batches % num_pipelines and not level_shares:
                 continue
             num_stages = num_devices // num_pipelines
             if num_stages > problem.num_blocks:

@@ -241,6 +241,8 @@ class Search:
             )
         known = all_families(self.problem)
         bound_s = known.bound_s
+        if starts and sum(self.problem.counts) <= _LEVELLED_DEVICES:
+            starts += self._offer_levelled(best)
         proved = False
         if known.families is not None:
             heuristic.improve(self.problem, known.families, best, bound_s=bound_s)
@@ -295,6 +297,15 @@ class Search:
             prune=best.prune,
         )
         return min(certified_s, best.time_s)
+
+    def _offer_levelled(self, best: Best) -> list[tuple[PlacedPipeline, ...]]:
+        """Offer the best grid with shares of any size, which the batch need not divide; that."""
+        most = self.options.max_pipelines
+        try:
+            grid = best_grid(self.problem, UNEVEN_LAYERS, max_pipelines=most, level_shares=True)
+        except (InfeasibleError, SearchOverError):
+            return []
+        return [grid.pipelines] if best.offer(grid.pipelines, grid.step_time_s) else []
 
     def _narrower(self) -> list[Problem]:
         """The same question of single devices, and of stages without recomputation.
@@ -474,6 +485,8 @@ _NOT_LOOKED_AT = "the search ended before it was looked for"
 """Why a baseline has no plan where nobody knows."""
 _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
+_LEVELLED_DEVICES = 128
+"""Devices up to which grids with unequal shares are tried too."""
 _NARROW_OPERATIONS = 1e8
 _NARROW_DEVICES = 20
 """Size of the families of a smaller space, and devices, up to which they are looked at."""

@@ -27,11 +27,10 @@ class Worker(NamedTuple):
 
 
 def levelled(
-    model: CostModel, pipelines: Sequence[PlacedPipeline]
+    model: CostModel, pipelines: Sequence[PlacedPipeline], total: int
 ) -> tuple[PlacedPipeline, ...] | None:
-    """The same pipelines with the shares of their batch that end soonest, sync aside; None: no
+    """The same pipelines with the shares of a batch that end soonest, sync aside; None: no
     split. They may need more memory than before."""
-    total = sum(p.micro_batches * p.micro_batch_size for p in pipelines)
     clocks: dict[PipelineTimes, Clock] = {}
     workers = []
     for p in pipelines:
