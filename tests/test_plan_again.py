@@ -239,7 +239,7 @@ def test_pins_without_an_old_plan_are_planned_around(capsys: pytest.CaptureFixtu
         (["p0: micro-batches 0"], "a share is a number of micro-batches"),
         (["p0: cuts 4", "p0: cuts 5"], "pins the cuts of p0 a second time"),
         (["p99: micro-batches 1"], "'p99': is no pipeline of the plan, which has p0"),
-        (["p0: devices a:0; cuts 3"], "1 cuts make 2 stages, but it has devices for 1"),
+        (["p0: devices a:0; cuts 3"], "cuts 3 make 2 stages, but it has devices for 1"),
         (["p0: devices a:0,a:1; cuts 8"], "cuts 8 must rise, from 1 to 7 at most"),
         (["p0: devices a:0,c:0,a:1; cuts 5,3"], "cuts 5,3 must rise"),
         (["p0: devices a:0,z:1; cuts 3"], "'z:1' is no device of cluster small"),

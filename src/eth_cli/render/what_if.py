@@ -58,7 +58,7 @@ def _note(outcome: Outcome) -> str:
     if outcome.report is None:
         return outcome.why_none
     if outcome.now_s == outcome.then_s:
-        return "would change nothing"
+        return "no faster plan found"
     used = len(outcome.report.plan.ranks)
     idle = outcome.num_devices - used
     return f"{idle} of {outcome.num_devices} devices unused" if idle else ""

@@ -246,8 +246,8 @@ class CostModel:
         without = run_pipeline(times.without_transfers(), micro_batches).end_s
         return critical, CostTerms(
             compute_s=compute,
-            bubble_s=without - compute,
-            p2p_s=ends[critical] - without,
+            bubble_s=_beyond_rounding(without - compute, without),
+            p2p_s=_beyond_rounding(ends[critical] - without, without),
             gradsync_s=evaluation.optimizer_start_s - ends[critical],
             optimizer_s=evaluation.step_time_s - evaluation.optimizer_start_s,
         )
@@ -290,3 +290,8 @@ class CostModel:
                 for s in p.stages
             ),
         )
+
+
+def _beyond_rounding(difference_s: float, of_s: float) -> float:
+    """A difference of two times, 0 where it is less than adding them up may be off [s]."""
+    return difference_s if abs(difference_s) > 1e-12 * of_s else 0.0

@@ -268,8 +268,8 @@ class _Resolver:
         if len(cuts) != num_stages - 1:
             raise _wrong(
                 self.pin.name,
-                f"{len(cuts)} cuts make {len(cuts) + 1} stages, but it has devices for "
-                f"{num_stages}; pin as many cuts as fit, or other devices",
+                f"cuts {','.join(map(str, cuts))} make {len(cuts) + 1} stages, but it has "
+                f"devices for {num_stages}; pin as many cuts as fit, or other devices",
             )
         last = self.problem.num_blocks - 1
         if cuts != sorted(set(cuts)) or (cuts and not 1 <= cuts[0] <= cuts[-1] <= last):

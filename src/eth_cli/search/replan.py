@@ -28,7 +28,9 @@ LOST = "lost"
 
 _FAMILY_OPERATIONS = 2e6
 """Size of the family programme up to which its bound is worth its time when planning again."""
-_NO_PLACE = "has no place in the plans that were made from the old one; a fresh search may find one"
+_NO_PLACE = (
+    "has no place in the plans that were tried; a search without --from and --pin may find one"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
