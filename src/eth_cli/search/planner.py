@@ -317,6 +317,8 @@ class Search:
         spaces = [(asked.tensor_parallel, False)]
         if asked.tensor_parallel is None or 1 in asked.tensor_parallel:
             spaces = [((1,), False), ((1,), asked.recompute), *spaces]
+        if sum(self.problem.counts) > _ALL_SPACES_DEVICES:
+            spaces = spaces[:1]
         found = {self.problem.options: self.problem}
         for widths, recompute in spaces:
             options = replace(asked, tensor_parallel=widths, recompute=recompute)
@@ -487,6 +489,8 @@ _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
 _LEVELLED_DEVICES = 128
 """Devices up to which grids with unequal shares are tried too."""
+_ALL_SPACES_DEVICES = 64
+"""Devices above which only the smallest of the smaller spaces is searched."""
 _NARROW_OPERATIONS = 1e8
 _NARROW_DEVICES = 20
 """Size of the families of a smaller space, and devices, up to which they are looked at."""
