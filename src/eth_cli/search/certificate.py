@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eth_cli.search.master import Column, Mix, best_mix, undominated
+from eth_cli.search.master import Column, Mix, best_mix, least_time_s, undominated
 from eth_cli.search.pricing import Exploration, Pricing, Resource
 from eth_cli.search.templates import Floats, Problem, Template
 
@@ -201,16 +201,7 @@ class _Relaxed:
         """The least time up to ``high`` at which the known templates do the batch, or ``high``."""
         if not self._is_enough(high):
             return high
-        low = high * 0.9
-        while self._is_enough(low):
-            high, low = low, low * 0.8
-        while high / low > _SAME:
-            middle = math.sqrt(high * low)
-            if self._is_enough(middle):
-                high = middle
-            else:
-                low = middle
-        return high
+        return least_time_s(self._is_enough, high, within=_SAME)
 
     # --- Proofs ---------------------------------------------------------------------------------
 

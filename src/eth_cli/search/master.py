@@ -12,7 +12,8 @@ integer programme `rounded` makes whole pipelines of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from eth_cli.search.pricing import Resource
@@ -83,6 +84,20 @@ def _limits(
     if max_pipelines is not None:
         rows.append(Row([(c, 1) for c in range(len(columns))], max_pipelines))
     return rows
+
+
+def least_time_s(is_enough: Callable[[float], bool], high: float, *, within: float) -> float:
+    """The least time that is enough, where ``high`` is, up to a ratio [s]."""
+    low = high * 0.8
+    while is_enough(low):
+        high, low = low, low * 0.7
+    while high / low > within:
+        middle = math.sqrt(high * low)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def rounded(

@@ -18,7 +18,7 @@ import numpy as np
 from eth_cli.search.exhaust import Best
 from eth_cli.search.heuristic import offer_bundles
 from eth_cli.search.layouts import Bundle, LaidOut, Layouts
-from eth_cli.search.master import Column, Mix, best_mix, rounded, undominated
+from eth_cli.search.master import Column, Mix, best_mix, least_time_s, rounded, undominated
 from eth_cli.search.pricing import Pricing
 from eth_cli.search.templates import Problem, Template
 
@@ -189,16 +189,7 @@ class Mixes:
             high = min(self.best.time_s * 2.0, longest_s)
             if not high or not self._is_enough(high):
                 return math.inf
-        low = high * 0.6
-        while self._is_enough(low):
-            high, low = low, low * 0.6
-        while high / low > _SAME:
-            middle = math.sqrt(high * low)
-            if self._is_enough(middle):
-                high = middle
-            else:
-                low = middle
-        return high
+        return least_time_s(self._is_enough, high, within=_SAME)
 
     def _price_out(self, time_s: float) -> bool:
         """Add templates that are good at the prices of a time; whether there are any new ones."""

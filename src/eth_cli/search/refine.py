@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from eth_cli.search.cost import CostModel
 from eth_cli.search.exhaust import Best
 from eth_cli.search.placed import PlacedPipeline
-from eth_cli.search.shares import Worker, level
-from eth_cli.search.timeline import Clock, PipelineTimes
+from eth_cli.search.shares import levelled
 
 Pipelines = tuple[PlacedPipeline, ...]
 
@@ -99,15 +98,9 @@ def _shared_out(
     """The same pipelines with the shares that end soonest, sync aside."""
     if not pipelines:
         return
-    clocks: dict[PipelineTimes, Clock] = {}
-    workers = []
-    for p in pipelines:
-        times = model.times(p)
-        clock = clocks.setdefault(times, Clock(times))
-        workers.append(Worker(p.micro_batch_size, total // p.micro_batch_size, clock))
-    split = level(workers, total)
-    if split is not None:
-        yield tuple(p._replace(micro_batches=m) for p, m in zip(pipelines, split, strict=True))
+    shared = levelled(model, pipelines, total)
+    if shared is not None:
+        yield shared
 
 
 def _cut_moves(pipelines: Pipelines) -> Iterator[Pipelines]:
