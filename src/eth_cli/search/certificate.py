@@ -10,7 +10,6 @@ prices; `pricing` adds the templates that are worth more, or proves that there a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -169,10 +168,7 @@ class _Relaxed:
     def _add(self, template: Template) -> bool:
         if template in self.pool or not self._formulas.add(template):
             return False
-        uses: Counter[Resource] = Counter()
-        for stage in template.stages:
-            uses.update(self.problem.takes(stage.option))
-        self.pool[template] = tuple(sorted(uses.items()))
+        self.pool[template] = self.problem.uses(template)
         return True
 
     # --- The master problem ---------------------------------------------------------------------

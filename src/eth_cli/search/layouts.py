@@ -116,13 +116,10 @@ class Layouts:
         )
 
     def _look_up(self, template: Template) -> _Known:
-        uses: Counter[Resource] = Counter()
-        for stage in template.stages:
-            uses.update(self.problem.takes(stage.option))
         return _Known(
             self.problem.max_micro_batches(template),
             self.problem.optimizer_s(template),
-            tuple(sorted(uses.items())),
+            self.problem.uses(template),
         )
 
     def _share_nodes(self, template: Template, copies: int) -> list[int]:

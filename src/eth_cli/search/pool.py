@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from eth_cli.search.heuristic import recut
 from eth_cli.search.master import Column
-from eth_cli.search.pricing import Resource
 from eth_cli.search.templates import Option, Problem, Template
 from eth_cli.search.timeline import Clock
 
@@ -33,10 +32,7 @@ class Entry:
             ring_s: by stage the sync of all its gradients over owners of several nodes [s].
         """
         self.template = template
-        uses: Counter[Resource] = Counter()
-        for stage in template.stages:
-            uses.update(problem.takes(stage.option))
-        self.uses = tuple(sorted(uses.items()))
+        self.uses = problem.uses(template)
         self._most = problem.max_micro_batches(template)
         self._clock = Clock(problem.times(template))
         self._update_s = problem.optimizer_s(template)

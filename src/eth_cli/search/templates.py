@@ -204,6 +204,13 @@ class Problem:
             if kind == option.kind and width <= option.tensor_parallel
         }
 
+    def uses(self, template: Template) -> tuple[tuple[tuple[int, int], int], ...]:
+        """What one pipeline of a template takes of `groups`."""
+        found: Counter[tuple[int, int]] = Counter()
+        for stage in template.stages:
+            found.update(self.takes(stage.option))
+        return tuple(sorted(found.items()))
+
     def plain(self, option: Option) -> int | None:
         """The index of a recomputing option's like without recomputation; None: there is none.
 
