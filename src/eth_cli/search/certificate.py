@@ -122,6 +122,8 @@ def certified_bound_s(
     bound_s, prices = best_s, list[Mix]()
     for problem in sorted(relaxed, key=lambda r: r.least_s):
         bound_s = min(bound_s, problem.bound_s(prices, enough_s=bound_s))
+        if bound_s <= known_s:
+            return known_s
         prices = problem.proofs[-1:] or prices
     return bound_s
 
@@ -189,15 +191,16 @@ class _Relaxed:
             useful = [column for column in columns if column.micro_batches]
         return best_mix(useful, self.available, self.regime.most_pipelines)
 
-    def _is_enough(self, time_s: float) -> bool:
+    def _samples(self, time_s: float) -> float:
         mix = self._mix(time_s)
-        return mix is not None and mix.samples >= self.total * (1 - _MARGIN)
+        return 0.0 if mix is None else mix.samples
 
     def _least_s(self, high: float) -> float:
         """The least time up to ``high`` at which the known templates do the batch, or ``high``."""
-        if not self._is_enough(high):
+        enough = self.total * (1 - _MARGIN)
+        if self._samples(high) < enough:
             return high
-        return least_time_s(self._is_enough, high, within=_SAME)
+        return least_time_s(self._samples, enough, high, within=_SAME)
 
     # --- Proofs ---------------------------------------------------------------------------------
 

@@ -86,18 +86,36 @@ def _limits(
     return rows
 
 
-def least_time_s(is_enough: Callable[[float], bool], high: float, *, within: float) -> float:
-    """The least time that is enough, where ``high`` is, up to a ratio [s]."""
-    low = high * 0.8
-    while is_enough(low):
-        high, low = low, low * 0.7
+def least_time_s(
+    samples: Callable[[float], float], total: float, high: float, *, within: float
+) -> float:
+    """The least time in which so many samples are done, up to a ratio; ``high`` is enough [s].
+
+    Samples grow nearly in proportion to the time once there is enough of it. So the time is looked
+    for just above and just below where the line between the ends of the interval leads.
+    """
+    most, low = samples(high), high * _FIRST
+    least = samples(low)
+    while least >= total:
+        high, most, low = low, least, low * _FIRST
+        least = samples(low)
+    nudge = math.sqrt(within)
     while high / low > within:
-        middle = math.sqrt(high * low)
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
+        line = low + (high - low) * (total - least) / max(most - least, _NO_SAMPLES)
+        half = math.sqrt(low * high)
+        for middle in (line * nudge, line / nudge, half):
+            if low < middle < high and (high / low > within):
+                found = samples(middle)
+                if found >= total:
+                    high, most = middle, found
+                else:
+                    low, least = middle, found
     return high
+
+
+_FIRST = 0.8
+"""Part of a time that is enough at which a time that is not is looked for first."""
+_NO_SAMPLES = 1e-9
 
 
 def rounded(

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from eth_cli.search.bundles import Bundles, cuts_of
 from eth_cli.search.exhaust import Best
 from eth_cli.search.heuristic import offer_bundles
 from eth_cli.search.layouts import Bundle, LaidOut, Layouts
-from eth_cli.search.master import Column, Mix, best_mix, least_time_s, rounded, undominated
+from eth_cli.search.master import Column, Mix, best_mix, least_time_s, rounded
 from eth_cli.search.pricing import Pricing
+from eth_cli.search.stages import CutSet
 from eth_cli.search.templates import Problem, Template
 
 _ALIKE = 3
@@ -93,13 +95,10 @@ class Mixes:
         self.about_s = about_s
         self.max_pipelines = max_pipelines
         self.is_over = is_over
-        self.pool: dict[Bundle, LaidOut] = {}
+        self.pool = Bundles()
         self.total = problem.global_batch_size
-        self.cuts: frozenset[int] | None = None
-        """Blocks that stages may begin at; None: all."""
-        self._cuts: dict[Template, frozenset[int]] = {}
-        self.is_exact = False
-        """Whether a stage has to begin at each of them."""
+        self.cuts: CutSet | None = None
+        """Where stages may begin; None: anywhere."""
 
     def run(self, templates: Iterable[Template]) -> None:
         """Offer plans of these templates and of those that the search adds to them."""
@@ -118,11 +117,11 @@ class Mixes:
         # Pipelines that are cut at different blocks have many small segments, which wait for each
         # other. So the best plans' cuts are tried for all of their pipelines.
         in_turn = itertools.chain.from_iterable(itertools.zip_longest(mixed, repeated))
-        for cuts in list(dict.fromkeys(_cuts(t) for t in in_turn if t))[:_CUTS]:
+        for blocks in list(dict.fromkeys(cuts_of(t) for t in in_turn if t))[:_CUTS]:
             for is_exact in (False, True):
-                self.cuts, self.is_exact = cuts, is_exact
+                self.cuts = CutSet(blocks, is_exact)
                 self._offer_whole(self._generate(1))
-        self.cuts, self.is_exact = None, False
+        self.cuts = None
 
     def _generate(self, rounds: int) -> float:
         """Add templates until none is worth more; the least time at which a mix is enough [s]."""
@@ -147,49 +146,31 @@ class Mixes:
                 continue
             laid_out = self.layouts.lay_out(bundle)
             if laid_out is not None and all(n <= self.available[r] for r, n in laid_out.uses):
-                self.pool[bundle] = laid_out
+                self.pool.add(laid_out)
                 added = True
         return added
 
     # --- The master problem ---------------------------------------------------------------------
 
     def _columns(self, time_s: float) -> list[Column[LaidOut]]:
-        return undominated(
-            [
-                Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
-                for p in self.pool.values()
-                if self._may_have(p.bundle.template)
-            ]
-        )
-
-    def _cuts_of(self, template: Template) -> frozenset[int]:
-        cuts = self._cuts.get(template)
-        if cuts is None:
-            cuts = self._cuts[template] = _cuts(template)
-        return cuts
-
-    def _may_have(self, template: Template) -> bool:
-        if self.cuts is None:
-            return True
-        cuts = self._cuts_of(template)
-        return cuts == self.cuts if self.is_exact else cuts <= self.cuts
+        return self.pool.columns(time_s, self.cuts)
 
     def _mix(self, time_s: float) -> Mix | None:
         return best_mix(self._columns(time_s), self.available, self.max_pipelines)
 
-    def _is_enough(self, time_s: float) -> bool:
+    def _samples(self, time_s: float) -> float:
         mix = self._mix(time_s)
-        return mix is not None and mix.samples >= self.total * (1 - _MARGIN)
+        return 0.0 if mix is None else mix.samples
 
     def _least_time_s(self, known_s: float) -> float:
         """The least time at which a mix does the batch; infinity where none does by ``known_s``."""
-        high = known_s
+        high, enough = known_s, self.total * (1 - _MARGIN)
         if math.isinf(high):
-            longest_s = max((p.time_s(p.most) for p in self.pool.values()), default=0.0)
+            longest_s = max((p.time_s(p.most) for p in self.pool), default=0.0)
             high = min(self.best.time_s * 2.0, longest_s)
-            if not high or not self._is_enough(high):
+            if not high or self._samples(high) < enough:
                 return math.inf
-        return least_time_s(self._is_enough, high, within=_SAME)
+        return least_time_s(self._samples, enough, high, within=_SAME)
 
     def _price_out(self, time_s: float) -> bool:
         """Add templates that are good at the prices of a time; whether there are any new ones."""
@@ -211,7 +192,6 @@ class Mixes:
                 sync_s=self.layouts.sync_s(copies),
                 num_paces=_PACES,
                 cuts=self.cuts,
-                all_cuts=self.is_exact,
             )
             for template in found:
                 added = self._add(template) or added
@@ -222,7 +202,7 @@ class Mixes:
     def _offer_repeated(self) -> list[Template]:
         """Offer the best plans of one template, as many as the devices have room for; those."""
         estimates = []
-        for laid_out in self.pool.values():
+        for laid_out in self.pool:
             number = min(self.available[r] // n for r, n in laid_out.uses)
             if self.max_pipelines is not None:
                 number = min(number, self.max_pipelines)
@@ -299,8 +279,3 @@ def _most_devices(pipelines: Sequence[LaidOut]) -> list[Template]:
     for p in pipelines:
         devices[p.bundle.template] += sum(s.tensor_parallel for s in p.bundle.template.stages)
     return [template for template, _ in devices.most_common(_LEADING)]
-
-
-def _cuts(template: Template) -> frozenset[int]:
-    """The blocks that the stages after the first begin at."""
-    return frozenset(stage.start for stage in template.stages[1:])

@@ -354,7 +354,7 @@ class Search:
             is_over=self.is_over,
         )
         mixes.run(promising(problem, pricing, about_s))
-        return list(dict.fromkeys(bundle.template for bundle in mixes.pool))
+        return list(dict.fromkeys(p.bundle.template for p in mixes.pool))
 
     def _nothing_found(self) -> EthError:
         """The error for a search that ended before it had a plan."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from eth_cli.search.shortest import Allowed, Path, Slowness, cheapest_path
 from eth_cli.search.stages import (
     ALWAYS,
     ROUNDING,
+    CutSet,
     Formulas,
     Limits,
     StageTables,
@@ -371,8 +372,7 @@ class Pricing:
         hops: Mapping[int, Floats],
         sync_s: Floats,
         num_paces: int,
-        cuts: Collection[int] | None = None,
-        all_cuts: bool = False,
+        cuts: CutSet | None = None,
     ) -> list[Template]:
         """For a number of paces and every micro-batch size, the pipeline of most surplus.
 
@@ -382,8 +382,7 @@ class Pricing:
             hops: by micro-batch size, transfers both ways over a boundary, by [option, option] [s].
             sync_s: all-reduce of a stage's gradients, by [start, stop] [s].
             num_paces: paces that are tried, from the fastest that any template has.
-            cuts: blocks that stages may begin at; None: all.
-            all_cuts: whether a stage has to begin at each of them.
+            cuts: where stages may begin; None: anywhere.
 
         Raises:
             SearchOverError: the time of the search was over.
@@ -392,13 +391,7 @@ class Pricing:
         for b, known in self._tables.items():
             tables = known._replace(hops_s=hops[b][np.ix_(known.member, known.member)])
             limits = limits_of(tables, self.prices_of(prices), sync_s)
-            at_cut = None
-            if cuts is not None:
-                edges = np.array([0, *sorted(cuts), tables.num_blocks])
-                at_cut = np.isin(tables.start, edges) & np.isin(tables.stop, edges)
-                if all_cuts:
-                    order = np.searchsorted(edges, tables.stop)
-                    at_cut &= np.searchsorted(edges, tables.start) + 1 == order
+            at_cut = None if cuts is None else cuts.stages(tables)
             spare_s = time_s - tables.fastest_s
             if spare_s <= 0 or not np.isfinite(tables.least_pace_s):
                 continue

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eth_cli.search.templates import Floats, Ints, Problem, Template
 
@@ -70,6 +71,27 @@ class Limits(NamedTuple):
     sync_s: Floats
     """All-reduce of its gradients, less its own backward."""
     price: Floats
+
+
+class CutSet(NamedTuple):
+    """Where stages may begin."""
+
+    blocks: frozenset[int]
+    """What the stages after the first may begin at."""
+    is_exact: bool
+    """Whether a stage has to begin at each of them."""
+
+    def has(self, cuts: frozenset[int]) -> bool:
+        """Whether a template may be cut there."""
+        return cuts == self.blocks if self.is_exact else cuts <= self.blocks
+
+    def stages(self, tables: StageTables) -> NDArray[np.bool_]:
+        """By entry of the tables: whether it is a stage of such a template."""
+        edges = np.array([0, *sorted(self.blocks), tables.num_blocks])
+        found = np.isin(tables.start, edges) & np.isin(tables.stop, edges)
+        if self.is_exact:
+            found &= np.searchsorted(edges, tables.start) + 1 == np.searchsorted(edges, tables.stop)
+        return found
 
 
 def stage_tables(problem: Problem, b: int) -> StageTables:
