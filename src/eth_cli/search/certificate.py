@@ -32,10 +32,12 @@ _BY_OTHERS = (0.0, 0.03)
 """Parts below the bound of one regime at which its prices are tried for another."""
 _ROUNDS = 4
 """Times that templates are added for each."""
-_NODES = 400
-"""Intervals that one attempt looks at."""
-_ALL_WORK = 8_000
-"""Intervals that all attempts look at, the last one aside, times the options of a stage."""
+_PATHS = 600
+"""Shortest paths that one attempt looks for."""
+_ALL_WORK = 16_000
+"""Shortest paths that all attempts look for, times the options of a stage."""
+_WORTH_IT = 0.25
+"""Part of the gap that a proof has to be able to close to be tried."""
 _AT_ONCE = 16
 """Templates that one attempt adds."""
 _SAME = 1.001
@@ -119,8 +121,11 @@ def certified_bound_s(
     ]
     # The bound is the least of all: the others need no proof of more than that, and the prices
     # that prove one are often good for the others too.
+    relaxed.sort(key=lambda r: r.least_s)
+    if known_s and relaxed[0].least_s < known_s * (best_s / known_s) ** _WORTH_IT:
+        return known_s
     bound_s, prices = best_s, list[Mix]()
-    for problem in sorted(relaxed, key=lambda r: r.least_s):
+    for problem in relaxed:
         bound_s = min(bound_s, problem.bound_s(prices, enough_s=bound_s))
         if bound_s <= known_s:
             return known_s
@@ -130,9 +135,9 @@ def certified_bound_s(
 
 @dataclass
 class _Budget:
-    """Intervals that are left to look at."""
+    """Shortest paths that are left to look for."""
 
-    nodes: int
+    paths: int
 
 
 class _Relaxed:
@@ -247,7 +252,7 @@ class _Relaxed:
         Adds the templates that stand against it, until there are no more of them.
         """
         for _ in range(_ROUNDS):
-            if self.is_over() or self.budget.nodes <= 0:
+            if self.is_over() or self.budget.paths <= 0:
                 break
             found = self._explore(self.least_s * (1 - part))
             if found.is_proved:
@@ -280,18 +285,18 @@ class _Relaxed:
             mix = Mix(0.0, speeds, 0.0)
         worth = sum(mix.prices[r] * n for r, n in self.available.items()) + mix.base_price * most
         if worth <= 0:
-            return Exploration(is_proved=False, templates=(), num_nodes=0, num_pruned=0)
+            return Exploration(is_proved=False, templates=(), num_paths=0, num_pruned=0)
         found = self.pricing.explore(
             time_s,
             mix.prices,
             base_price=mix.base_price,
             ratio=self.total / worth * (1 - _MARGIN),
             sync_s=self.regime.sync_s,
-            max_nodes=_NODES,
+            max_paths=min(_PATHS, self.budget.paths),
             only_whole_batch=self.regime.only_whole_batch,
             stop_after=_AT_ONCE,
         )
-        self.budget.nodes -= found.num_nodes
+        self.budget.paths -= found.num_paths
         if found.is_proved:
             self.proofs.append(mix)
         self.prune("price", found.num_pruned)

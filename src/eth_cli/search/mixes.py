@@ -8,10 +8,10 @@ does well when all devices repeat it, are placed and simulated.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,24 +54,12 @@ _MARGIN = 1e-6
 """Relative: what rounding may do to a number of samples."""
 
 
-def promising(problem: Problem, pricing: Pricing, time_s: float) -> list[Template]:
-    """Pipelines of one option that do most for their devices within a time, by formula.
+class _Offered(NamedTuple):
+    """A plan that was simulated."""
 
-    For every kind and number of stages the best few: what transfers and sync make of them, and
-    what other kinds are worth, is not known yet.
-    """
-    templates = [t for b in problem.micro_batch_sizes for t in pricing.uniform(b)]
-    nothing = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
-    formulas = pricing.formulas(nothing)
-    known = [t for t in templates if formulas.add(t)]
-    ranked: dict[tuple[int, int], list[tuple[float, Template]]] = {}
-    for template, number in zip(known, formulas.micro_batches(time_s).tolist(), strict=True):
-        devices = sum(stage.tensor_parallel for stage in template.stages)
-        rate = number * template.micro_batch_size / devices
-        if rate > 0:
-            key = (template.stages[0].kind, len(template.stages))
-            ranked.setdefault(key, []).append((-rate, template))
-    return [template for found in ranked.values() for _, template in sorted(found)[:_ALIKE]]
+    time_s: float
+    templates: list[Template]
+    """Those that take most devices."""
 
 
 class Mixes:
@@ -97,31 +85,64 @@ class Mixes:
         self.is_over = is_over
         self.pool = Bundles()
         self.total = problem.global_batch_size
+        self.options: Collection[int] = ()
+        """What stages of new templates may be of, by index."""
         self.cuts: CutSet | None = None
         """Where stages may begin; None: anywhere."""
 
-    def run(self, templates: Iterable[Template]) -> None:
-        """Offer plans of these templates and of those that the search adds to them."""
-        for template in templates:
+    def run(self, spaces: Sequence[Collection[int]]) -> None:
+        """Offer plans of pipelines whose stages are of some options, by index, space after space.
+
+        Of a larger space less is looked at; so that what a search of a smaller one finds is not
+        lost, smaller ones come first. Templates stay known.
+        """
+        found: list[_Offered] = []
+        most = self.max_pipelines
+        for options in spaces:
             if self.is_over():
                 return
-            self._add(template)
-        # A limit on the number of pipelines leaves prices of devices that make few templates.
-        most, self.max_pipelines = self.max_pipelines, None
-        time_s = self._generate(_ROUNDS)
-        if most is not None:
-            self.max_pipelines = most
+            self.options = options
+            for template in self._promising():
+                self._add(template)
+            # A limit on the number of pipelines leaves prices of devices that make few templates.
+            self.max_pipelines = None
             time_s = self._generate(_ROUNDS)
-        repeated = self._offer_repeated()
-        mixed = self._offer_whole(time_s, limit=_PROMISING)
+            if most is not None:
+                self.max_pipelines = most
+                time_s = self._generate(_ROUNDS)
+            found += self._offer_repeated()
+            found += self._offer_whole(time_s, limit=_PROMISING)
         # Pipelines that are cut at different blocks have many small segments, which wait for each
         # other. So the best plans' cuts are tried for all of their pipelines.
-        in_turn = itertools.chain.from_iterable(itertools.zip_longest(mixed, repeated))
-        for blocks in list(dict.fromkeys(cuts_of(t) for t in in_turn if t))[:_CUTS]:
+        best = [t for offered in sorted(found, key=lambda o: o.time_s) for t in offered.templates]
+        for blocks in list(dict.fromkeys(cuts_of(t) for t in best))[:_CUTS]:
             for is_exact in (False, True):
                 self.cuts = CutSet(blocks, is_exact)
                 self._offer_whole(self._generate(1))
         self.cuts = None
+
+    def _promising(self) -> list[Template]:
+        """Pipelines of one option that do most for their devices within a time, by formula.
+
+        For every kind and number of stages the best few: what transfers and sync make of them, and
+        what other kinds are worth, is not known yet.
+        """
+        problem = self.problem
+        nothing = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
+        formulas = self.pricing.formulas(nothing)
+        templates = [
+            t for b in problem.micro_batch_sizes for t in self.pricing.uniform(b, self.options)
+        ]
+        known = [t for t in templates if formulas.add(t)]
+        numbers = formulas.micro_batches(self.about_s).tolist()
+        ranked: dict[tuple[int, int], list[tuple[float, Template]]] = {}
+        for template, number in zip(known, numbers, strict=True):
+            devices = sum(stage.tensor_parallel for stage in template.stages)
+            rate = number * template.micro_batch_size / devices
+            if rate > 0:
+                key = (template.stages[0].kind, len(template.stages))
+                ranked.setdefault(key, []).append((-rate, template))
+        return [template for found in ranked.values() for _, template in sorted(found)[:_ALIKE]]
 
     def _generate(self, rounds: int) -> float:
         """Add templates until none is worth more; the least time at which a mix is enough [s]."""
@@ -191,6 +212,7 @@ class Mixes:
                 hops={b: self.layouts.hops(b, copies) for b in self.problem.micro_batch_sizes},
                 sync_s=self.layouts.sync_s(copies),
                 num_paces=_PACES,
+                options=self.options,
                 cuts=self.cuts,
             )
             for template in found:
@@ -199,8 +221,8 @@ class Mixes:
 
     # --- Whole pipelines ------------------------------------------------------------------------
 
-    def _offer_repeated(self) -> list[Template]:
-        """Offer the best plans of one template, as many as the devices have room for; those."""
+    def _offer_repeated(self) -> list[_Offered]:
+        """Offer the best plans of one template, as many as the devices have room for."""
         estimates = []
         for laid_out in self.pool:
             number = min(self.available[r] // n for r, n in laid_out.uses)
@@ -217,21 +239,23 @@ class Mixes:
         for time_s, laid_out, number in estimates:
             if time_s < self.best.limit_s * _PROMISING and len(distinct) < _REPEATED:
                 distinct.setdefault((laid_out.uses, time_s), (laid_out, number))
-        for laid_out, number in distinct.values():
-            if not self.is_over():
-                offer_bundles(self.problem, [laid_out] * number, self.best)
-        return [laid_out.bundle.template for laid_out, _ in distinct.values()]
+        return [
+            _Offered(
+                offer_bundles(self.problem, [laid_out] * number, self.best),
+                [laid_out.bundle.template],
+            )
+            for laid_out, number in distinct.values()
+            if not self.is_over()
+        ]
 
-    def _offer_whole(self, least_s: float, *, limit: float = 1.0) -> list[Template]:
+    def _offer_whole(self, least_s: float, *, limit: float = 1.0) -> list[_Offered]:
         """Offer whole pipelines of the best mixes, for times from the least up.
-
-        The templates that do most in each of them, those of the best first.
 
         Args:
             limit: ratio to the best plan's time up to which mixes are of interest.
         """
         seen: set[object] = set()
-        found: list[tuple[float, int, list[Template]]] = []
+        found = []
         for slack in _SLACKS:
             time_s = least_s * slack
             if time_s >= self.best.limit_s * limit or len(seen) >= _WHOLE or self.is_over():
@@ -246,8 +270,8 @@ class Mixes:
                 seen.add(key)
                 variants = dict.fromkeys((tuple(chosen), self._leading(chosen)))
                 found_s = min(offer_bundles(self.problem, p, self.best) for p in variants)
-                found.append((found_s, len(found), _most_devices(chosen)))
-        return [template for _, _, templates in sorted(found) for template in templates]
+                found.append(_Offered(found_s, _most_devices(chosen)))
+        return found
 
     def _leading(self, chosen: Sequence[LaidOut]) -> tuple[LaidOut, ...]:
         """The pipelines without those few of other sorts that devices are left over for.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import eth_cli
@@ -26,7 +26,7 @@ from eth_cli.search.cost import CostModel
 from eth_cli.search.diagnose import closest_fits, infeasible
 from eth_cli.search.exhaust import Best, Exhaustive
 from eth_cli.search.fit import placed_alone
-from eth_cli.search.mixes import Mixes, promising
+from eth_cli.search.mixes import Mixes
 from eth_cli.search.pacing import self_contained
 from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
 from eth_cli.search.pricing import Pricing
@@ -44,7 +44,7 @@ from eth_cli.search.request import (
 )
 from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
-from eth_cli.search.templates import Kind, Problem, SearchOverError, Template
+from eth_cli.search.templates import Kind, Option, SearchOverError, Template
 from eth_cli.search.unused import explain_unused, unused_types
 from eth_cli.units import format_seconds
 
@@ -277,12 +277,9 @@ class Search:
         """
         pricing = Pricing(self.problem)
         climbed = math.inf if starts else best.time_s
-        narrower = self._narrower()
-        for problem in narrower:
-            self._mix(problem, Pricing(problem), best, bound_s)
-        templates = self._mix(self.problem, pricing, best, bound_s)
+        templates = self._mix(pricing, best, bound_s)
         if sum(self.problem.counts) <= _NARROW_DEVICES:
-            self._try_families(narrower, best, bound_s)
+            self._try_families(best, bound_s)
         if best.time_s < climbed:
             self._refine(best, starts)
         if self.is_enough(best, bound_s):
@@ -307,53 +304,47 @@ class Search:
             return []
         return [grid.pipelines] if best.offer(grid.pipelines, grid.step_time_s) else []
 
-    def _narrower(self) -> list[Problem]:
-        """The same question of single devices, and of stages without recomputation.
+    def _narrower(self) -> list[tuple[Option, ...]]:
+        """Options of single devices, and of stages without recomputation; all of them come last."""
+        every = self.problem.options
+        single = tuple(o for o in every if o.tensor_parallel == 1)
+        plain = tuple(o for o in every if not o.recompute)
+        both = tuple(o for o in single if not o.recompute)
+        return [options for options in dict.fromkeys((both, single, plain, every)) if options]
 
-        Of a larger space less is looked at; so that what a search of a smaller one finds is not
-        lost, these are searched too.
-        """
+    def _try_families(self, best: Best, bound_s: float) -> None:
+        """Offer plans from all families of the smaller spaces, where these are few enough."""
         asked = self.options
-        spaces = [(asked.tensor_parallel, False)]
-        if asked.tensor_parallel is None or 1 in asked.tensor_parallel:
-            spaces = [((1,), False), ((1,), asked.recompute), *spaces]
-        if sum(self.problem.counts) > _ALL_SPACES_DEVICES:
-            spaces = spaces[:1]
-        found = {self.problem.options: self.problem}
-        for widths, recompute in spaces:
-            options = replace(asked, tensor_parallel=widths, recompute=recompute)
-            kinds = self.problem.kinds
-            problem = problem_of(self.model, options, kinds, self.sizes, is_over=self.is_over)
-            if problem.options:
-                found.setdefault(problem.options, problem)
-        return list(found.values())[1:]
-
-    def _try_families(self, problems: Sequence[Problem], best: Best, bound_s: float) -> None:
-        """Offer plans from all families of some problems, where these are few enough."""
-        for problem in problems:
+        for options in self._narrower()[:-1]:
             if best.time_s < bound_s * _FAR_FROM_BOUND or self.is_over():
                 return
+            narrowed = replace(
+                asked,
+                tensor_parallel=tuple(sorted({o.tensor_parallel for o in options})),
+                recompute=any(o.recompute for o in options),
+            )
+            kinds = self.problem.kinds
+            problem = problem_of(self.model, narrowed, kinds, self.sizes, is_over=self.is_over)
             families = all_families(problem, max_operations=_NARROW_OPERATIONS).families
             if families is not None:
                 heuristic.improve(problem, families, best, bound_s=bound_s)
 
-    def _mix(
-        self, problem: Problem, pricing: Pricing, best: Best, bound_s: float
-    ) -> list[Template]:
+    def _mix(self, pricing: Pricing, best: Best, bound_s: float) -> list[Template]:
         """Offer mixes of pipelines; the templates that the search for them knows."""
         if math.isinf(bound_s):
             return []
         # The answer lies between the bound and the best plan known.
         about_s = bound_s * min(_SLOW, math.sqrt(best.time_s / bound_s))
         mixes = Mixes(
-            problem,
+            self.problem,
             pricing,
             best,
             about_s=about_s,
             max_pipelines=self.options.max_pipelines,
             is_over=self.is_over,
         )
-        mixes.run(promising(problem, pricing, about_s))
+        index = {option: o for o, option in enumerate(self.problem.options)}
+        mixes.run([[index[option] for option in space] for space in self._narrower()])
         return list(dict.fromkeys(p.bundle.template for p in mixes.pool))
 
     def _nothing_found(self) -> EthError:
@@ -489,8 +480,6 @@ _REFINEMENT = 10_000
 """What `refine` may spend on small changes to good plans."""
 _LEVELLED_DEVICES = 128
 """Devices up to which grids with unequal shares are tried too."""
-_ALL_SPACES_DEVICES = 64
-"""Devices above which only the smallest of the smaller spaces is searched."""
 _NARROW_OPERATIONS = 1e8
 _NARROW_DEVICES = 20
 """Size of the families of a smaller space, and devices, up to which they are looked at."""

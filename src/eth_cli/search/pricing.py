@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,7 +68,8 @@ class Exploration:
     """Whether no template does more samples per unit of price than was asked about."""
     templates: tuple[Template, ...]
     """Those at which the search ended, best first."""
-    num_nodes: int
+    num_paths: int
+    """Shortest paths that were looked for, which is what it costs."""
     num_pruned: int
     """Intervals left out because their bound is not above the ratio asked about."""
 
@@ -97,6 +98,8 @@ class Pricing:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._tables = {b: stage_tables(problem, b) for b in problem.micro_batch_sizes}
+        self._num_paths = 0
+        """Shortest paths looked for so far."""
 
     def prices_of(self, prices: Mapping[Resource, float]) -> Floats:
         """By option: what a stage of it costs."""
@@ -117,7 +120,7 @@ class Pricing:
         base_price: float = 0.0,
         ratio: float,
         sync_s: Floats,
-        max_nodes: int,
+        max_paths: int,
         only_whole_batch: bool = False,
         stop_after: int = 3,
     ) -> Exploration:
@@ -130,7 +133,7 @@ class Pricing:
             ratio: samples per unit of price that are asked about.
             sync_s: all-reduce of all gradients of a stage that no plan avoids, by [start, stop];
                 zeros where there is none [s].
-            max_nodes: intervals to look at before it gives up.
+            max_paths: shortest paths to look for before it gives up.
             only_whole_batch: templates that do the whole batch alone.
             stop_after: templates above the ratio to find before it ends.
         """
@@ -142,13 +145,12 @@ class Pricing:
         base = ratio * base_price
         heap: list[tuple[float, int, _Node, Path | None]] = []
         order = itertools.count()
-        num_nodes = num_pruned = 0
+        num_pruned, before = 0, self._num_paths
         found: dict[Template, None] = {}
         prunes = self.problem.pruning.price
 
         def push(node: _Node) -> None:
-            nonlocal num_nodes, num_pruned
-            num_nodes += 1
+            nonlocal num_pruned
             limit = limits[node.b]
             bounded = self._most(node, limit, time_s, base)
             if bounded is None:
@@ -170,7 +172,9 @@ class Pricing:
                 is_proved = is_proved and not is_over()
                 if is_proved:
                     push(node)
-        while heap and num_nodes < max_nodes and len(found) < stop_after and not is_over():
+        while heap and len(found) < stop_after and not is_over():
+            if self._num_paths - before >= max_paths:
+                break
             _, _, node, path = heapq.heappop(heap)
             halves = self._halves(node, path, time_s)
             if not halves:
@@ -187,7 +191,7 @@ class Pricing:
                     if path is not None
                 ),
             ),
-            num_nodes=num_nodes,
+            num_paths=self._num_paths - before,
             num_pruned=num_pruned,
         )
 
@@ -304,6 +308,7 @@ class Pricing:
         enough: float,
         slowness: Slowness | None = None,
     ) -> Path | None:
+        self._num_paths += 1
         return cheapest_path(
             tables,
             allowed,
@@ -372,6 +377,7 @@ class Pricing:
         hops: Mapping[int, Floats],
         sync_s: Floats,
         num_paces: int,
+        options: Collection[int],
         cuts: CutSet | None = None,
     ) -> list[Template]:
         """For a number of paces and every micro-batch size, the pipeline of most surplus.
@@ -382,6 +388,7 @@ class Pricing:
             hops: by micro-batch size, transfers both ways over a boundary, by [option, option] [s].
             sync_s: all-reduce of a stage's gradients, by [start, stop] [s].
             num_paces: paces that are tried, from the fastest that any template has.
+            options: that stages may be of, by index.
             cuts: where stages may begin; None: anywhere.
 
         Raises:
@@ -391,7 +398,9 @@ class Pricing:
         for b, known in self._tables.items():
             tables = known._replace(hops_s=hops[b][np.ix_(known.member, known.member)])
             limits = limits_of(tables, self.prices_of(prices), sync_s)
-            at_cut = None if cuts is None else cuts.stages(tables)
+            may_have = np.isin(tables.option, list(options))
+            if cuts is not None:
+                may_have &= cuts.stages(tables)
             spare_s = time_s - tables.fastest_s
             if spare_s <= 0 or not np.isfinite(tables.least_pace_s):
                 continue
@@ -404,9 +413,8 @@ class Pricing:
                     continue
                 node = _Node(b, m, m, pace_s, pace_s)
                 allowed, _ = self._allowed(node, limits, time_s)
-                if at_cut is not None:
-                    kept = at_cut[allowed.entries]
-                    allowed = Allowed(*(part[kept] for part in allowed))
+                kept = may_have[allowed.entries]
+                allowed = Allowed(*(part[kept] for part in allowed))
                 path = self._cheapest(tables, allowed, limits.price, b / pace_s, math.inf)
                 if path is not None:
                     found.setdefault(self._template(b, path))
@@ -414,11 +422,11 @@ class Pricing:
 
     # --- Pipelines of one option ---------------------------------------------------------------
 
-    def uniform(self, b: int) -> list[Template]:
-        """For every option and number of stages: the cut with the least slowest stage."""
+    def uniform(self, b: int, options: Collection[int]) -> list[Template]:
+        """For options by index and every number of stages: the cut with the least slowest stage."""
         n = self.problem.num_blocks
         found = []
-        for option in self.problem.options:
+        for option in (self.problem.options[o] for o in sorted(options)):
             self.problem.check_over()
             costs = self.problem.costs(option, b)
             devices = self.problem.groups[option.kind, option.tensor_parallel]
