@@ -24,7 +24,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("serde", "catalogue", "schedule"),
     ("events", "cluster", "cluster_file", "model", "plan"),
     (
-        "hf_config",
+        "hf_fields",
+        "hf_gpt",
+        "hf_llama",
         "model_sources",
         "hf_config",
         "profile.table",

@@ -35,6 +35,50 @@ HEAD = "head"
 """Kind of the last block: final norm and vocabulary projection."""
 
 
+class RopeScaling(Record):
+    """How rotary positions are stretched to reach further than the model was first trained for."""
+
+    type: Literal["linear", "dynamic", "llama3", "yarn"]
+    """linear: all angles divided by factor (Chen et al. 2023). llama3: slow ones only, with a
+    smooth passage (Llama 3.1). yarn: by the turns of each pair (Peng et al. 2023). dynamic: changes
+    nothing up to max_positions, and longer sequences are refused."""
+    factor: Annotated[float, Field(ge=1)]
+    original_positions: Positive | None = None
+    """Positions of the first training (llama3, yarn)."""
+    low_frequency_factor: Annotated[float, Field(gt=0)] | None = None
+    """llama3: pairs that turn fewer times than this within original_positions are slow."""
+    high_frequency_factor: Annotated[float, Field(gt=0)] | None = None
+    """llama3: those that turn more often keep their angles."""
+    beta_fast: Annotated[float, Field(gt=0)] = 32.0
+    """yarn: pairs that turn more often within original_positions keep their angles."""
+    beta_slow: Annotated[float, Field(gt=0)] = 1.0
+    """yarn: angles of those that turn fewer times are divided by factor."""
+    attention_factor: Annotated[float, Field(gt=0)] = 1.0
+    """yarn: cosines and sines are multiplied by this."""
+    truncate: bool = True
+    """yarn: whether the ends of the passage are rounded to whole pairs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> RopeScaling:
+        needed = {
+            "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
+            "yarn": ("original_positions",),
+        }.get(self.type, ())
+        faults: list[tuple[Location, str]] = [
+            ((field,), f"is missing; scaling of type {self.type} needs it")
+            for field in needed
+            if getattr(self, field) is None
+        ]
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if low is not None and high is not None and high <= low:
+            faults.append(
+                (("high_frequency_factor",), f"{high:g} must be above low_frequency_factor {low:g}")
+            )
+        if faults:
+            raise FieldError(faults)
+        return self
+
+
 class ModelSpec(Record):
     """Shape of a decoder-only transformer.
 
@@ -56,15 +100,22 @@ class ModelSpec(Record):
     max_positions: Positive
     """Longest sequence (learned positions: rows of the table, less position_offset)."""
     attention_window: Positive | None = None
-    """Width of the sliding attention window that the model was trained with. The blocks attend to
-    everything before a token, which is the same up to this length; longer sequences are refused."""
+    """Tokens that each token attends to, itself included; None: all before it."""
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"]
     tied: bool
     """Whether the head uses the token embedding's weight."""
     qkv_bias: bool = False
     """Whether the query, key and value projections have biases (gpt has all biases)."""
+    out_bias: bool = False
+    """Whether the attention's output projection has a bias (gpt has all biases)."""
+    mlp_bias: bool = False
+    """Whether the feed-forward projections have biases (gpt has all biases)."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed, each head by itself (Qwen3)."""
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    rope_scaling: RopeScaling | None = None
+    """How rotary positions are stretched; None: not at all."""
     position_offset: Annotated[int, Field(ge=0)] = 0
     """Unused rows before position 0 of the learned table (OPT: 2)."""
     embedding_size: Width
@@ -95,6 +146,13 @@ class ModelSpec(Record):
             )
         if self.family == "llama":
             faults += self._llama_faults()
+        else:
+            llama_only = ("attention_window", "out_bias", "mlp_bias", "qk_norm", "rope_scaling")
+            faults += [
+                ((field,), "is for the llama family only; leave it out")
+                for field in llama_only
+                if getattr(self, field)
+            ]
         if faults:
             raise FieldError(faults)
         return self
@@ -140,11 +198,6 @@ class ModelSpec(Record):
         """Bytes between two blocks for one sample: seq_len x hidden_size elements."""
         return seq_len * self.hidden_size * bytes_per_element
 
-    @property
-    def longest_sequence(self) -> int:
-        """The longest sequence that the blocks compute as the model is meant to [tokens]."""
-        return min(self.max_positions, self.attention_window or self.max_positions)
-
     # --- Parameters ---------------------------------------------------------------------------
 
     def parameter_shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -179,8 +232,11 @@ class ModelSpec(Record):
         if gpt or self.qkv_bias:
             shapes["attention.qkv.bias"] = (qkv,)
         shapes["attention.out.weight"] = (hidden, attended)
-        if gpt:
+        if gpt or self.out_bias:
             shapes["attention.out.bias"] = (hidden,)
+        if self.qk_norm:
+            shapes["attention.q_norm.weight"] = (self.head_dim,)
+            shapes["attention.k_norm.weight"] = (self.head_dim,)
         shapes["norm2.weight"] = (hidden,)
         if gpt:
             return shapes | {
@@ -190,11 +246,12 @@ class ModelSpec(Record):
                 "mlp.down.weight": (hidden, self.ffn_size),
                 "mlp.down.bias": (hidden,),
             }
-        return shapes | {
-            "mlp.gate.weight": (self.ffn_size, hidden),
-            "mlp.up.weight": (self.ffn_size, hidden),
-            "mlp.down.weight": (hidden, self.ffn_size),
-        }
+        widths = {"gate": (self.ffn_size, hidden), "up": (self.ffn_size, hidden)}
+        for name, (rows, columns) in (widths | {"down": (hidden, self.ffn_size)}).items():
+            shapes[f"mlp.{name}.weight"] = (rows, columns)
+            if self.mlp_bias:
+                shapes[f"mlp.{name}.bias"] = (rows,)
+        return shapes
 
     def _head_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"weight": (self.vocab_size, self.embedding_size)}
@@ -229,32 +286,41 @@ class ModelSpec(Record):
         Every matrix that is multiplied costs 2 x elements for each token. Attention adds
         4 x seq_len x heads x head_dim for each token (scores, then their product with the values);
         the half that the causal mask hides is counted, as `torch.utils.flop_counter` does.
+        With a sliding window scores are computed in chunks, see `window_chunks`.
         Look-ups, norms and activations are memory traffic, not arithmetic, and count nothing.
         """
         shapes = self.parameter_shapes(index)
         if self.block_kind(index) == EMBEDDING:
             shapes = {n: s for n, s in shapes.items() if n.startswith("project_in")}
         flops = 2 * sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+        total = seq_len * flops
         if self.block_kind(index) == TRANSFORMER:
-            flops += 4 * seq_len * self.num_heads * self.head_dim
-        return micro_batch_size * seq_len * flops
+            num_chunks, length = window_chunks(seq_len, self.attention_window)
+            scores = (2 * num_chunks - 1) * length**2
+            total += 4 * scores * self.num_heads * self.head_dim
+        return micro_batch_size * total
+
+
+def window_chunks(seq_len: int, window: int | None) -> tuple[int, int]:
+    """Number and length of the chunks that attention with a sliding window works in [tokens].
+
+    Chunks are at least as long as the window, so that each attends to itself and the one before it
+    only; the first attends to itself. They cover ``seq_len`` with fewer than one token a chunk left
+    over. Without a window, or with one that nothing lies outside of, there is one.
+    """
+    num_chunks = 1 if window is None or seq_len < window else seq_len // window
+    return num_chunks, -(-seq_len // num_chunks)
 
 
 def check_seq_len(spec: ModelSpec, seq_len: int, *, file: str, field: str = "") -> None:
     """Raise ConfigError unless the model takes sequences of this length [tokens]."""
-    if seq_len <= spec.longest_sequence:
-        return
-    limit = (
-        f"has {spec.max_positions} positions (max_positions)"
-        if spec.longest_sequence == spec.max_positions
-        else f"has a sliding attention window of {spec.attention_window} tokens, which is not built"
-    )
-    raise ConfigError.single(
-        file,
-        field,
-        f"{seq_len} tokens are too many: model {spec.name} {limit}; "
-        f"use at most {spec.longest_sequence}",
-    )
+    if seq_len > spec.max_positions:
+        raise ConfigError.single(
+            file,
+            field,
+            f"{seq_len} tokens are too many: model {spec.name} has {spec.max_positions} positions "
+            f"(max_positions); use at most {spec.max_positions}",
+        )
 
 
 def check_micro_batch_size(spec: ModelSpec, size: int, *, seq_len: int, file: str) -> None:

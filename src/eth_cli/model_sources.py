@@ -14,7 +14,7 @@ from typing import Any
 from eth_cli import hf_config, serde
 from eth_cli.errors import ConfigError
 from eth_cli.faults import did_you_mean
-from eth_cli.model import ModelSpec
+from eth_cli.model import ModelSpec, RopeScaling
 
 OPTION = "--model"
 """The command-line option that faults of a model's name are reported under."""
@@ -68,9 +68,8 @@ def _llama(name: str, *, hidden_size: int, num_heads: int, **other: Any) -> Mode
         family="llama",
         hidden_size=hidden_size,
         num_heads=num_heads,
-        head_dim=hidden_size // num_heads,
         embedding_size=hidden_size,
-        **shape | other,
+        **{"head_dim": hidden_size // num_heads} | shape | other,
     )
 
 
@@ -80,6 +79,27 @@ _LLAMA3: dict[str, Any] = {
     "max_positions": 8192,
     "rope_theta": 500000.0,
     "num_kv_heads": 8,
+}
+
+_LLAMA3_1: dict[str, Any] = {
+    **_LLAMA3,
+    "max_positions": 131072,
+    "rope_scaling": RopeScaling(
+        type="llama3",
+        factor=8.0,
+        original_positions=8192,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+    ),
+}
+_QWEN: dict[str, Any] = {"rope_theta": 1e6, "norm_epsilon": 1e-6}
+_QWEN3: dict[str, Any] = {
+    **_QWEN,
+    "vocab_size": 151936,
+    "max_positions": 40960,
+    "head_dim": 128,
+    "num_kv_heads": 8,
+    "qk_norm": True,
 }
 
 _ALL = (
@@ -151,10 +171,56 @@ _ALL = (
         ffn_size=18944,
         vocab_size=152064,
         max_positions=131072,
-        rope_theta=1e6,
-        norm_epsilon=1e-6,
         qkv_bias=True,
+        **_QWEN,
     ),
+    _llama(
+        "llama3.1-8b", hidden_size=4096, num_layers=32, num_heads=32, ffn_size=14336, **_LLAMA3_1
+    ),
+    _llama(
+        "llama3.2-1b",
+        hidden_size=2048,
+        num_layers=16,
+        num_heads=32,
+        ffn_size=8192,
+        tied=True,
+        **_LLAMA3_1
+        | {"rope_scaling": _LLAMA3_1["rope_scaling"].model_copy(update={"factor": 32.0})},
+    ),
+    _llama(
+        "mistral-7b-v0.1",
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        ffn_size=14336,
+        vocab_size=32000,
+        max_positions=32768,
+        attention_window=4096,
+    ),
+    _llama(
+        "qwen2.5-0.5b",
+        hidden_size=896,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        ffn_size=4864,
+        vocab_size=151936,
+        max_positions=32768,
+        qkv_bias=True,
+        tied=True,
+        **_QWEN,
+    ),
+    _llama(
+        "qwen3-0.6b",
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        ffn_size=3072,
+        tied=True,
+        **_QWEN3,
+    ),
+    _llama("qwen3-8b", hidden_size=4096, num_layers=36, num_heads=32, ffn_size=12288, **_QWEN3),
 )
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType({spec.name: spec for spec in _ALL})

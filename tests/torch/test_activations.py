@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
-from eth_cli.model import ModelSpec
+from eth_cli.model import ModelSpec, RopeScaling
 from eth_cli.model_sources import PRESETS
-from eth_cli.models.build import build_block, initialise_block, tie
-from eth_cli.profile.activations import SavedActivations, head_loss, trace_block
+from eth_cli.models.build import TORCH_DTYPES, build_block, initialise_block, tie
+from eth_cli.profile.activations import (
+    SavedActivations,
+    block_input,
+    head_loss,
+    head_peak_bytes,
+    trace_block,
+)
 from eth_cli.profile.roofline import OpCost
 
 GPT, LLAMA = PRESETS["gpt-tiny"], PRESETS["llama-tiny"]
@@ -94,7 +105,7 @@ def test_the_sum_over_a_stage_is_what_a_real_run_saves() -> None:
     assert saved.num_bytes(output=loss) == expected - logits
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "opt-350m", "qwen2.5-7b"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "opt-350m", "qwen2.5-7b", "qwen3-0.6b"])
 def test_flops_are_those_of_the_arithmetic(name: str) -> None:
     spec = PRESETS[name]
     for index in (0, 1, spec.num_blocks - 1):
@@ -130,3 +141,96 @@ def test_nothing_of_the_block_is_ever_allocated() -> None:
     spec = PRESETS["llama3-70b"]
     found = trace(spec, 1, dtype="bf16", micro_batch_size=1, seq_len=8192)
     assert found.activation_bytes > 10**9
+
+
+LLAMA_SWITCHES: dict[str, dict[str, Any]] = {
+    "window": {"attention_window": 30},
+    "qwen3": {"qk_norm": True},
+    "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "yarn": {
+        "rope_scaling": RopeScaling(
+            type="yarn", factor=4.0, original_positions=64, attention_factor=1.1
+        )
+    },
+}
+FAMILIES: dict[str, ModelSpec] = {
+    "gpt": GPT,
+    "opt-350m": GPT.model_copy(
+        update={"embedding_size": 40, "post_norm": True, "final_norm": False, "position_offset": 2}
+    ),
+    "llama": LLAMA,
+    **{name: LLAMA.model_copy(update=changes) for name, changes in LLAMA_SWITCHES.items()},
+}
+
+
+class Retained(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
+    """Remembers every storage that an operation made, and tells which are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # nor here
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor):
+                self.watch(tensor)
+        return output
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call] # torch's
+        self.made[reference.cdata] = reference, storage.nbytes()
+
+    def num_bytes(self, *, without: set[int]) -> int:
+        """Bytes of what is still there, without some storages."""
+        gc.collect()
+        total = 0
+        for key, (reference, size) in self.made.items():
+            is_gone: bool = reference.expired()  # type: ignore[no-untyped-call] # torch's
+            if key not in without and not is_gone:
+                total += size
+        return total
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_predicted_bytes_are_what_a_cpu_keeps_for_the_backward(
+    family: str, dtype: str, recompute: bool
+) -> None:
+    """The oracle knows nothing of autograd: what is not freed after a forward was kept for it."""
+    spec = FAMILIES[family]
+    for index in (0, 1, spec.num_blocks - 1):
+        block = build_block(spec, index, dtype=TORCH_DTYPES[dtype])
+        initialise_block(block, spec, index, seed=0)
+        x = block_input(
+            spec,
+            index,
+            dtype=TORCH_DTYPES[dtype],
+            micro_batch_size=2,
+            seq_len=100,
+            device="cpu",
+        )
+        x = x.clone()  # as in a stage it is another block's output, which autograd need not hold
+        with Retained() as retained:
+            retained.watch(x)
+            output = (
+                checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+                if recompute
+                else block(x)
+            )
+        del x
+        others = (*block.parameters(), output)
+        kept = retained.num_bytes(without={t.untyped_storage()._cdata for t in others})
+        trace = trace_block(
+            spec, index, dtype=dtype, micro_batch_size=2, seq_len=100, kernels="cpu"
+        )
+        predicted = trace.recompute_activation_bytes if recompute else trace.activation_bytes
+        if index == spec.num_blocks - 1 and not recompute:
+            # Without the loss: log-softmax, targets and their weight, and the peak of its backward.
+            logits = 2 * 100 * spec.vocab_size
+            predicted -= 4 * logits + 8 * 2 * 100 + 4 + head_peak_bytes(output)
+        assert abs(kept - predicted) <= 0.01 * predicted

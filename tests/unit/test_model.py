@@ -15,6 +15,7 @@ from eth_cli.model import (
     ModelSpec,
     check_micro_batch_size,
     check_seq_len,
+    window_chunks,
 )
 from eth_cli.serde import FieldError
 
@@ -133,12 +134,19 @@ def test_sequences_longer_than_the_model_are_refused_with_both_numbers() -> None
         check_seq_len(make_spec(), 51, file="--seq-len")
 
 
-def test_sequences_longer_than_the_attention_window_are_refused() -> None:
-    spec = make_llama(attention_window=20)
-    check_seq_len(spec, 20, file="--seq-len")
-    with pytest.raises(ConfigError, match=r"sliding attention window of 20 tokens"):
-        check_seq_len(spec, 21, file="--seq-len")
-    assert make_llama(attention_window=900).longest_sequence == 50
+def test_chunks_of_a_window_cover_the_sequence_and_are_no_shorter_than_it() -> None:
+    for seq_len, window in ((7, None), (7, 9), (7, 7), (20, 7), (21, 7), (22, 7), (50, 1), (13, 7)):
+        num_chunks, length = window_chunks(seq_len, window)
+        assert num_chunks * length - seq_len in range(num_chunks)
+        assert num_chunks == 1 or window is None or length >= window
+    assert window_chunks(20, 7) == (2, 10)
+    spec = make_llama(attention_window=7)
+    full = make_llama()
+    # Of 2 chunks of 10 the first attends to 10, the second to 20 keys; without a window 20 x 20.
+    saved = full.forward_flops(1, micro_batch_size=3, seq_len=20) - spec.forward_flops(
+        1, micro_batch_size=3, seq_len=20
+    )
+    assert saved == 3 * 4 * (20 * 20 - 10 * 10 - 10 * 20) * 4 * 6
 
 
 def test_micro_batches_beyond_all_counting_are_refused_with_both_numbers() -> None:

@@ -29,6 +29,12 @@ PUBLISHED = {
     "llama3-70b": 70_553_706_496,
     "mistral-7b": 7_241_732_096,
     "qwen2.5-7b": 7_615_616_512,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
 }
 """Parameters of the published weights, a tied weight counted once."""
 
@@ -169,14 +175,15 @@ def test_the_file_may_name_the_model_and_newer_rope_fields_are_read(tmp_path: Pa
     assert (spec.name, spec.rope_theta) == ("org/model", 7000.0)
 
 
-def test_a_sliding_window_limits_the_sequence_only_where_it_is_used(tmp_path: Path) -> None:
-    v01 = load_model(str(write(tmp_path, {**HF_MISTRAL, "sliding_window": 4096})))
-    assert v01.longest_sequence == 4096
-    used = load_model(
-        str(write(tmp_path, {**HF_QWEN, "use_sliding_window": True, "sliding_window": 1000}))
-    )
-    assert used.longest_sequence == 1000
-    assert load_model(str(write(tmp_path, HF_QWEN))).longest_sequence == 131072
+def test_a_sliding_window_is_read_only_where_it_is_used(tmp_path: Path) -> None:
+    def window(config: dict[str, Any]) -> int | None:
+        return load_model(str(write(tmp_path, config))).attention_window
+
+    assert window({**HF_MISTRAL, "sliding_window": 4096}) == 4096
+    used = {**HF_QWEN, "use_sliding_window": True, "sliding_window": 1000}
+    assert window({**used, "max_window_layers": 0}) == 1000
+    assert window({**used, "max_window_layers": 28}) is None  # the first 28 of 28 have none
+    assert window(HF_QWEN) is None
 
 
 @pytest.mark.parametrize(
@@ -197,14 +204,9 @@ def test_a_sliding_window_limits_the_sequence_only_where_it_is_used(tmp_path: Pa
         (HF_GPT2, {"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
         (HF_OPT_350M, {"enable_bias": False}, "enable_bias", "not built"),
         (HF_OPT_350M, {"num_attention_heads": 7}, "num_attention_heads", "does not divide"),
-        (HF_LLAMA3_8B, {"attention_bias": True}, "attention_bias", "not built"),
-        (HF_LLAMA3_8B, {"mlp_bias": True}, "mlp_bias", "not built"),
         (HF_LLAMA3_8B, {"num_key_value_heads": 5}, "num_key_value_heads", "does not divide"),
         (HF_LLAMA3_8B, {"head_dim": 33}, "head_dim", "must be even"),
         (HF_LLAMA3_8B, {"rope_theta": -1.0}, "rope_theta", "greater than 0"),
-        (HF_LLAMA3_8B, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling", "null"),
-        (HF_LLAMA3_8B, {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling", "llama3"),
-        (HF_LLAMA3_8B, {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters", "yarn"),
         (
             HF_LLAMA3_8B,
             {"rope_parameters": {"rope_theta": "big"}},
@@ -235,7 +237,70 @@ def test_a_sliding_window_limits_the_sequence_only_where_it_is_used(tmp_path: Pa
         (HF_LLAMA3_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor", "not built"),
         (HF_LLAMA3_8B, {"hidden_act": "quick_gelu"}, "hidden_act", "unknown activation"),
         (HF_QWEN, {"hidden_size": True}, "hidden_size", "whole number"),
-        (HF_QWEN, {"model_type": "qwen3"}, "model_type", "known types are gpt2, opt, llama"),
+        (HF_MISTRAL, {"attention_bias": True}, "attention_bias", "not built"),
+        (HF_QWEN, {"mlp_bias": True}, "mlp_bias", "not built"),
+        (HF_LLAMA3_8B, {"quantization_config": {"bits": 4}}, "quantization_config", "not built"),
+        (
+            HF_LLAMA3_8B,
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            "rope_scaling",
+            "default, linear, dynamic, llama3, yarn are",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_scaling": {"type": "linear"}},
+            "rope_scaling.factor",
+            "is missing",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_scaling": {"type": "linear", "factor": 0.5}},
+            "rope_scaling.factor",
+            "greater than or equal to 1, not 0.5",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            "rope_scaling.high_freq_factor",
+            "is missing",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "spread": 3}},
+            "rope_parameters.spread",
+            "not built",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": "1"}},
+            "rope_parameters.mscale",
+            "finite number",
+        ),
+        (
+            HF_LLAMA3_8B,
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor",
+            "not built",
+        ),
+        (
+            HF_QWEN,
+            {"use_sliding_window": True, "max_window_layers": 3},
+            "max_window_layers",
+            "25 of 28 layers",
+        ),
+        (
+            HF_QWEN,
+            {"layer_types": ["full_attention"] * 27},
+            "layer_types",
+            "names 27 layers, but num_hidden_layers is 28",
+        ),
+        (
+            HF_QWEN,
+            {"layer_types": ["full_attention"] * 27 + ["mamba"]},
+            "layer_types[27]",
+            'unknown type "mamba"',
+        ),
+        (HF_QWEN, {"model_type": "gpt9"}, "model_type", "known types are gpt2, opt, llama"),
         (HF_QWEN, {"model_type": 3}, "model_type", "unknown type 3"),
         (HF_QWEN, {"architectures": ["Qwen2ForTokenClassification"]}, "architectures[0]", "known"),
         (HF_GPT2, {"architectures": ["LlamaForCausalLM"]}, "architectures[0]", "GPT2LMHeadModel"),

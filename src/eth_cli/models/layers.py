@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 # the name that everyone knows it by
 
-from eth_cli.model import ModelSpec
+from eth_cli.model import ModelSpec, RopeScaling, window_chunks
+from eth_cli.models.rope import inverse_frequencies
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -46,6 +47,8 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.head_dim = spec.head_dim
         self.rope_theta = spec.rope_theta if spec.family == "llama" else None
+        self.rope_scaling = spec.rope_scaling
+        self.window = spec.attention_window
         gpt = spec.family == "gpt"
         heads = self.num_heads + 2 * self.num_kv_heads
         # Rows: all query heads, then all key heads, then all value heads.
@@ -57,8 +60,17 @@ class Attention(nn.Module):
             device=device,
         )
         self.out = Linear(
-            self.num_heads * self.head_dim, spec.hidden_size, bias=gpt, dtype=dtype, device=device
+            self.num_heads * self.head_dim,
+            spec.hidden_size,
+            bias=gpt or spec.out_bias,
+            dtype=dtype,
+            device=device,
         )
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            epsilon = spec.norm_epsilon
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=epsilon, dtype=dtype, device=device)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=epsilon, dtype=dtype, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> (B, S, H)."""
@@ -69,35 +81,109 @@ class Attention(nn.Module):
         query, key, value = heads.split(  # (B, S, N, D), (B, S, K, D), (B, S, K, D)
             (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=2
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         if self.rope_theta is not None:
             cos, sin = rotary_table(
-                seq_len, self.head_dim, theta=self.rope_theta, dtype=x.dtype, device=x.device
+                seq_len,
+                self.head_dim,
+                theta=self.rope_theta,
+                scaling=self.rope_scaling,
+                dtype=x.dtype,
+                device=x.device,
             )
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.num_kv_heads != self.num_heads,
+        attended = attend(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), window=self.window
         )
         return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return] # Module.__call__ has no type
 
 
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, window: int | None
+) -> torch.Tensor:
+    """Causal attention, each token to the last ``window`` of those up to itself (None: to all).
+
+    Shapes: (B, N, S, D), (B, K, S, D), (B, K, S, D) -> (B, N, S, D).
+
+    With a window the sequence is cut into chunks no shorter than it: each attends to itself and the
+    one before it, all under one mask of 2 x chunk^2 elements, and no S x S mask or score matrix
+    is made.
+    """
+    gqa = query.shape[1] != key.shape[1]
+    seq_len = query.shape[2]
+    if window is None or seq_len <= window:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=gqa)
+    num_chunks, length = window_chunks(seq_len, window)
+    # What is added at the end lies in every real token's future, so it needs no mask of its own.
+    pad = (0, 0, 0, num_chunks * length - seq_len)
+    query, key, value = F.pad(query, pad), F.pad(key, pad), F.pad(value, pad)
+    mask = _window_mask(length, window, dtype=query.dtype, device=query.device)
+    parts = [
+        F.scaled_dot_product_attention(
+            query[:, :, :length],
+            key[:, :, :length],
+            value[:, :, :length],
+            attn_mask=mask[:, length:],
+            enable_gqa=gqa,
+        )
+    ]
+    if num_chunks > 1:
+        later = F.scaled_dot_product_attention(
+            _chunks(query[:, :, length:], length, length),
+            _chunks(key, 2 * length, length),
+            _chunks(value, 2 * length, length),
+            attn_mask=mask,
+            enable_gqa=gqa,
+        )
+        num_samples, heads, _, size = query.shape
+        later = later.view(num_samples, num_chunks - 1, heads, length, size).transpose(1, 2)
+        parts.append(later.reshape(num_samples, heads, -1, size))
+    return torch.cat(parts, dim=2)[:, :, :seq_len]
+
+
+def _chunks(x: torch.Tensor, size: int, step: int) -> torch.Tensor:
+    """Slices of ``size`` positions, one each ``step``: (B, N, S, D) -> (B x slices, N, size, D)."""
+    return x.unfold(2, size, step).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+def _window_mask(
+    length: int, window: int, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """What is added to the scores of a chunk with the one before it and itself, (L, 2L)."""
+    queries = torch.arange(length, 2 * length, device=device)[:, None]
+    keys = torch.arange(2 * length, device=device)
+    distance = queries - keys
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros(length, 2 * length, dtype=dtype, device=device).masked_fill(
+        hidden, float("-inf")
+    )
+
+
 def rotary_table(
-    seq_len: int, head_dim: int, *, theta: float, dtype: torch.dtype, device: torch.device
+    seq_len: int,
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of every position's angles, (S, D/2) each.
 
     Dimension pair i of position p turns by p x theta^(-2i/D) (Su et al. 2021, "RoFormer",
-    section 3.2.2). Angles are computed in fp32 and rounded once. They are computed anew in each
-    forward: that is S x D/2 cosines, nothing beside the matrix products, and a cache would have to
-    be shared between the blocks of a process or be held once for each.
+    section 3.2.2), or less where the positions are scaled. Angles are computed in fp32 and rounded
+    once. They are computed anew in each forward: that is S x D/2 cosines, nothing beside the matrix
+    products, and a cache would have to be shared between the blocks of a process or be held once
+    for each.
     """
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    frequencies = inverse_frequencies(head_dim, theta=theta, scaling=scaling, device=device)
     positions = torch.arange(seq_len, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, theta ** (-pairs / head_dim))
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    angles = torch.outer(positions, frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    if scaling is not None and scaling.attention_factor != 1:
+        cos, sin = cos * scaling.attention_factor, sin * scaling.attention_factor
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

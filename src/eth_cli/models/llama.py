@@ -1,4 +1,4 @@
-"""Blocks of the llama family: RoPE, RMSNorm, gated feed-forward (Llama, Mistral, Qwen2).
+"""Blocks of the llama family: RoPE, RMSNorm, gated feed-forward (Llama, Mistral, Qwen2, Qwen3).
 
 Shapes: B micro-batch size, S sequence length, H hidden size, V vocabulary size.
 """
@@ -30,10 +30,10 @@ class GatedMlp(nn.Module):
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        hidden, ffn = spec.hidden_size, spec.ffn_size
-        self.gate = Linear(hidden, ffn, bias=False, dtype=dtype, device=device)
-        self.up = Linear(hidden, ffn, bias=False, dtype=dtype, device=device)
-        self.down = Linear(ffn, hidden, bias=False, dtype=dtype, device=device)
+        hidden, ffn, bias = spec.hidden_size, spec.ffn_size, spec.mlp_bias
+        self.gate = Linear(hidden, ffn, bias=bias, dtype=dtype, device=device)
+        self.up = Linear(hidden, ffn, bias=bias, dtype=dtype, device=device)
+        self.down = Linear(ffn, hidden, bias=bias, dtype=dtype, device=device)
         self.activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

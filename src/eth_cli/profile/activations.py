@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -104,13 +104,20 @@ def head_peak_bytes(logits: torch.Tensor) -> int:
 
 
 def trace_block(
-    spec: ModelSpec, index: int, *, dtype: str, micro_batch_size: int, seq_len: int
+    spec: ModelSpec,
+    index: int,
+    *,
+    dtype: str,
+    micro_batch_size: int,
+    seq_len: int,
+    kernels: Literal["gpu", "cpu"] = "gpu",
 ) -> BlockTrace:
     """Everything that one block costs for one micro-batch; needs no memory and no hardware."""
     torch_dtype = TORCH_DTYPES[dtype]
     with FakeTensorMode():
         block = build_block(spec, index, dtype=torch_dtype)
-        _use_fused_norms(block)
+        if kernels == "gpu":
+            _use_fused_norms(block)
         for parameter in block.parameters():
             # All micro-batches but the first add to the gradients that are there.
             parameter.grad = torch.empty_like(parameter)
