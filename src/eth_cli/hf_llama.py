@@ -22,7 +22,7 @@ from eth_cli.hf_fields import (
 from eth_cli.model import FfnWidth, ModelSpec, Positive, RopeScaling, Width
 from eth_cli.serde import FieldError, Location
 
-MOST = sys.float_info.max
+_MOST = sys.float_info.max
 _SCALED = ("linear", "dynamic", "llama3", "yarn")
 _NAMES = {
     "factor": "factor",
@@ -234,7 +234,7 @@ def _yarn_attention_factor(given: Mapping[str, float]) -> float:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 class MistralConfig(LlamaConfig):

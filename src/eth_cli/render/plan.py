@@ -12,7 +12,7 @@ from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan, SolverInfo, UnusedDevice
 from eth_cli.render.tables import join_devices, new_table, percent, titled
-from eth_cli.search.planner import SearchReport
+from eth_cli.search.answer import SearchReport
 from eth_cli.search.simulate import Simulation, StageFigures
 from eth_cli.units import format_bytes, format_seconds
 

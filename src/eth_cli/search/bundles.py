@@ -30,26 +30,28 @@ class Bundles:
     """Laid-out bundles in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._all: dict[Bundle, LaidOut] = {}
+        self._all: list[LaidOut] = []
+        self._known: set[Bundle] = set()
         self._cuts: list[frozenset[int]] = []
         self._takes: dict[tuple[tuple[Resource, int], ...], int] = {}
         self._figures: _Figures | None = None
         self._allowed: tuple[CutSet, Sequence[bool]] | None = None
 
     def __contains__(self, bundle: Bundle) -> bool:
-        return bundle in self._all
+        return bundle in self._known
 
     def __iter__(self) -> Iterator[LaidOut]:
-        return iter(self._all.values())
+        return iter(self._all)
 
     def add(self, laid_out: LaidOut) -> None:
         """Add a bundle that is not there yet."""
-        self._all[laid_out.bundle] = laid_out
+        self._all.append(laid_out)
+        self._known.add(laid_out.bundle)
         self._cuts.append(cuts_of(laid_out.bundle.template))
         self._takes.setdefault(laid_out.uses, len(self._takes))
         self._figures = self._allowed = None
 
-    def columns(self, time_s: float, cuts: CutSet | None) -> list[Column[LaidOut]]:
+    def columns(self, time_s: float, cuts: CutSet | None = None) -> list[Column[LaidOut]]:
         """What bundles of some cuts do within a time; of those that take the same, the best."""
         if not self._all:
             return []
@@ -66,7 +68,7 @@ class Bundles:
             samples = np.where(self._may_have(cuts), samples, 0)
         order = np.lexsort((-samples, figures.takes))
         firsts = order[np.flatnonzero(np.diff(figures.takes[order], prepend=-1))]
-        pool = list(self._all.values())
+        pool = self._all
         return [
             Column(pool[i], pool[i].bundle.template.micro_batch_size, pool[i].uses, int(numbers[i]))
             for i in firsts[samples[firsts] > 0].tolist()
@@ -78,7 +80,7 @@ class Bundles:
         return self._allowed[1]
 
     def _join(self) -> _Figures:
-        pool = self._all.values()
+        pool = self._all
         self._figures = _Figures(
             np.array([p.bundle.template.micro_batch_size for p in pool]),
             np.array([p.most for p in pool]),

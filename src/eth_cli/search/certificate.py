@@ -203,9 +203,7 @@ class _Relaxed:
     def _least_s(self, high: float) -> float:
         """The least time up to ``high`` at which the known templates do the batch, or ``high``."""
         enough = self.total * (1 - _MARGIN)
-        if self._samples(high) < enough:
-            return high
-        return least_time_s(self._samples, enough, high, within=_SAME)
+        return least_time_s(self._samples, enough, high, within=_SAME) or high
 
     # --- Proofs ---------------------------------------------------------------------------------
 

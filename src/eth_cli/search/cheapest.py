@@ -10,9 +10,9 @@ from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.profile.table import Profile
 from eth_cli.search.again import Progress
+from eth_cli.search.answer import SearchReport
 from eth_cli.search.explore import MAX_SEARCHES, Explorer, Search
 from eth_cli.search.frontier import Frontier, Point
-from eth_cli.search.planner import SearchReport
 from eth_cli.units import format_seconds
 
 _CLIMB_SEARCHES = 10

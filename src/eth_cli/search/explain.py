@@ -15,6 +15,7 @@ from eth_cli.errors import InfeasibleError
 from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
 from eth_cli.search.again import Progress, SearchAgain
+from eth_cli.search.answer import Rival, SearchReport
 from eth_cli.search.edits import (
     has_slow_overrides,
     one_more_device,
@@ -23,7 +24,6 @@ from eth_cli.search.edits import (
     without_slow_overrides,
 )
 from eth_cli.search.memory import StageMemory
-from eth_cli.search.planner import Rival, SearchReport
 from eth_cli.search.simulate import StageFigures
 
 LEAST_GAIN = 0.001

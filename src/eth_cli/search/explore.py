@@ -18,10 +18,10 @@ from eth_cli.cluster import Cluster
 from eth_cli.errors import InfeasibleError
 from eth_cli.profile.table import Profile
 from eth_cli.search.again import Answer, Progress
+from eth_cli.search.answer import SearchReport
 from eth_cli.search.economics import cost_of
 from eth_cli.search.frontier import Frontier, Point
 from eth_cli.search.parts import Part, Parts
-from eth_cli.search.planner import SearchReport
 
 MAX_SEARCHES = 16
 """Searches that a frontier takes at most, that of the whole cluster included."""

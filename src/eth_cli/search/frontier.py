@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eth_cli.search.answer import SearchReport
 from eth_cli.search.economics import Cost
-from eth_cli.search.planner import SearchReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ optimistic; targets are raised in small steps and every answer is simulated. The
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from eth_cli.search.exhaust import Best
 from eth_cli.search.layouts import LaidOut
 from eth_cli.search.place import Share, place
 from eth_cli.search.shares import Worker, level
-from eth_cli.search.templates import Counts, Option, Problem, Template, TemplateStage
+from eth_cli.search.templates import Counts, Ints, Option, Problem, Template, TemplateStage
 from eth_cli.search.timeline import Clock
 
 TARGETS = (1.0, 1.001, 1.003, 1.01, 1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.3, 4.0, float("inf"))
@@ -261,3 +261,32 @@ def recut(problem: Problem, options: Sequence[Option], micro_batch_size: int) ->
         stages.append(TemplateStage(option.kind, start, stop, *option[1:]))
         start = stop
     return Template(micro_batch_size, tuple(stages))
+
+
+def uniform(problem: Problem, b: int, options: Iterable[Option]) -> list[Template]:
+    """For each option and number of stages: the cut with the least slowest stage, as `recut`."""
+    n = problem.num_blocks
+    found = []
+    for option in options:
+        problem.check_over()
+        costs = problem.costs(option, b)
+        devices = problem.groups[option.kind, option.tensor_parallel]
+        below = np.full(n + 1, np.inf)
+        below[-1] = 0.0
+        stops: list[Ints] = []
+        for num_stages in range(1, min(n, devices) + 1):
+            need = min(num_stages, problem.global_batch_size // b)
+            work = np.where(costs.in_flight >= need, costs.work_s, np.inf)
+            square = np.maximum(work, below)
+            stop = square.argmin(axis=1)
+            below = square[np.arange(n + 1), stop]
+            stops.append(stop)
+            if not np.isfinite(below).any():
+                break
+            if np.isfinite(below[0]):
+                start, stages = 0, []
+                for at in reversed(stops):
+                    stages.append(TemplateStage(option.kind, start, int(at[start]), *option[1:]))
+                    start = int(at[start])
+                found.append(Template(b, tuple(stages)))
+    return found

@@ -21,6 +21,11 @@ from eth_cli.search.solver import LinearProgram, Row, solve
 
 Sort = TypeVar("Sort")
 
+_FIRST = 0.8
+"""Part of a time that is enough at which a time that is not is looked for first."""
+_NO_SAMPLES = 1e-9
+"""Keeps the line between two times that do the same from being level."""
+
 
 class Column(NamedTuple, Generic[Sort]):
     """A sort of pipelines with what one takes and what it does within some time."""
@@ -88,13 +93,16 @@ def _limits(
 
 def least_time_s(
     samples: Callable[[float], float], total: float, high: float, *, within: float
-) -> float:
-    """The least time in which so many samples are done, up to a ratio; ``high`` is enough [s].
+) -> float | None:
+    """The least time in which so many samples are done, up to a ratio [s]; None: above ``high``.
 
     Samples grow nearly in proportion to the time once there is enough of it. So the time is looked
     for just above and just below where the line between the ends of the interval leads.
     """
-    most, low = samples(high), high * _FIRST
+    most = samples(high)
+    if most < total:
+        return None
+    low = high * _FIRST
     least = samples(low)
     while least >= total:
         high, most, low = low, least, low * _FIRST
@@ -104,18 +112,13 @@ def least_time_s(
         line = low + (high - low) * (total - least) / max(most - least, _NO_SAMPLES)
         half = math.sqrt(low * high)
         for middle in (line * nudge, line / nudge, half):
-            if low < middle < high and (high / low > within):
+            if low < middle < high and high / low > within:
                 found = samples(middle)
                 if found >= total:
                     high, most = middle, found
                 else:
                     low, least = middle, found
     return high
-
-
-_FIRST = 0.8
-"""Part of a time that is enough at which a time that is not is looked for first."""
-_NO_SAMPLES = 1e-9
 
 
 def rounded(

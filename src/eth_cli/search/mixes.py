@@ -17,7 +17,7 @@ import numpy as np
 
 from eth_cli.search.bundles import Bundles, cuts_of
 from eth_cli.search.exhaust import Best
-from eth_cli.search.heuristic import offer_bundles
+from eth_cli.search.heuristic import offer_bundles, uniform
 from eth_cli.search.layouts import Bundle, LaidOut, Layouts
 from eth_cli.search.master import Column, Mix, best_mix, least_time_s, rounded
 from eth_cli.search.pricing import Pricing
@@ -130,9 +130,8 @@ class Mixes:
         problem = self.problem
         nothing = np.zeros((problem.num_blocks + 1, problem.num_blocks + 1))
         formulas = self.pricing.formulas(nothing)
-        templates = [
-            t for b in problem.micro_batch_sizes for t in self.pricing.uniform(b, self.options)
-        ]
+        options = [problem.options[o] for o in self.options]
+        templates = [t for b in problem.micro_batch_sizes for t in uniform(problem, b, options)]
         known = [t for t in templates if formulas.add(t)]
         numbers = formulas.micro_batches(self.about_s).tolist()
         ranked: dict[tuple[int, int], list[tuple[float, Template]]] = {}
@@ -189,9 +188,7 @@ class Mixes:
         if math.isinf(high):
             longest_s = max((p.time_s(p.most) for p in self.pool), default=0.0)
             high = min(self.best.time_s * 2.0, longest_s)
-            if not high or self._samples(high) < enough:
-                return math.inf
-        return least_time_s(self._samples, enough, high, within=_SAME)
+        return least_time_s(self._samples, enough, high, within=_SAME) or math.inf
 
     def _price_out(self, time_s: float) -> bool:
         """Add templates that are good at the prices of a time; whether there are any new ones."""

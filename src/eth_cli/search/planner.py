@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 
-import eth_cli
 from eth_cli.cluster import Cluster
 from eth_cli.errors import ConfigError, EthError, InfeasibleError, SearchStoppedError
-from eth_cli.plan import Plan, Provenance, SolverInfo, UnusedDevice
 from eth_cli.profile.table import Profile
 from eth_cli.search import heuristic
+from eth_cli.search.answer import Rival, SearchReport, make_report
 from eth_cli.search.baselines import best_grid
 from eth_cli.search.certificate import certified_bound_s
 from eth_cli.search.cost import CostModel
@@ -28,7 +27,7 @@ from eth_cli.search.exhaust import Best, Exhaustive
 from eth_cli.search.fit import placed_alone
 from eth_cli.search.mixes import Mixes
 from eth_cli.search.pacing import self_contained
-from eth_cli.search.placed import PlacedPipeline, to_plan_pipelines
+from eth_cli.search.placed import PlacedPipeline
 from eth_cli.search.pricing import Pricing
 from eth_cli.search.refine import refine
 from eth_cli.search.request import (
@@ -42,9 +41,8 @@ from eth_cli.search.request import (
     problem_of,
     unusable_types,
 )
-from eth_cli.search.simulate import Simulation, simulate_with
 from eth_cli.search.spaces import all_families
-from eth_cli.search.templates import Kind, Option, SearchOverError, Template
+from eth_cli.search.templates import Kind, SearchOverError, Template
 from eth_cli.search.unused import explain_unused, unused_types
 from eth_cli.units import format_seconds
 
@@ -57,59 +55,6 @@ __all__ = [
     "search",
     "self_contained",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rival:
-    """Another plan that was looked at."""
-
-    name: str
-    step_time_s: float | None
-    """Its predicted step time; None: it has no plan [s]."""
-    note: str
-    """Why there is none, or what it left out; may be empty."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchReport:
-    """The answer of a search."""
-
-    plan: Plan
-    simulation: Simulation
-    status: str
-    """optimal: proved; feasible: the best found."""
-    bound_s: float
-    """No plan of the space has a smaller predicted step time [s]."""
-    gap: float
-    """step time / bound - 1."""
-    pruned: dict[str, int]
-    """Candidates left out, by rule."""
-    num_simulated: int
-    """Complete plans simulated."""
-    rivals: tuple[Rival, ...]
-    """The baselines beside an hpp plan."""
-    wall_s: float
-    """Search time by the caller's clock; 0 without one [s]."""
-
-    @property
-    def step_time_s(self) -> float:
-        """Predicted step time of the plan [s]."""
-        return self.simulation.step_time_s
-
-    def saying(
-        self, reasons: Mapping[str, str], asked: Mapping[str, object] | None = None
-    ) -> SearchReport:
-        """The report with other reasons why devices are unused, by id, and more that was asked."""
-        plan = self.plan
-        unused = tuple(
-            UnusedDevice(device=u.device, reason=reasons.get(u.device, u.reason))
-            for u in plan.unused_devices
-        )
-        changed: dict[str, object] = {"unused_devices": unused}
-        if asked and plan.provenance is not None:
-            options = plan.provenance.options | dict(asked)
-            changed["provenance"] = plan.provenance.model_copy(update={"options": options})
-        return replace(self, plan=plan.model_copy(update=changed))
 
 
 def search(
@@ -304,20 +249,22 @@ class Search:
             return []
         return [grid.pipelines] if best.offer(grid.pipelines, grid.step_time_s) else []
 
-    def _narrower(self) -> list[tuple[Option, ...]]:
-        """Options of single devices, and of stages without recomputation; all of them come last."""
-        every = self.problem.options
-        single = tuple(o for o in every if o.tensor_parallel == 1)
-        plain = tuple(o for o in every if not o.recompute)
-        both = tuple(o for o in single if not o.recompute)
-        return [options for options in dict.fromkeys((both, single, plain, every)) if options]
+    def _spaces(self) -> list[list[int]]:
+        """Options of stages by index: of single devices, without recomputation, and all, last."""
+        options = list(enumerate(self.problem.options))
+        single = [o for o, option in options if option.tensor_parallel == 1]
+        plain = [o for o, option in options if not option.recompute]
+        both = [o for o in single if o in plain]
+        spaces = (both, single, plain, [o for o, _ in options])
+        return [space for i, space in enumerate(spaces) if space and space not in spaces[:i]]
 
     def _try_families(self, best: Best, bound_s: float) -> None:
         """Offer plans from all families of the smaller spaces, where these are few enough."""
         asked = self.options
-        for options in self._narrower()[:-1]:
+        for space in self._spaces()[:-1]:
             if best.time_s < bound_s * _FAR_FROM_BOUND or self.is_over():
                 return
+            options = [self.problem.options[o] for o in space]
             narrowed = replace(
                 asked,
                 tensor_parallel=tuple(sorted({o.tensor_parallel for o in options})),
@@ -343,8 +290,7 @@ class Search:
             max_pipelines=self.options.max_pipelines,
             is_over=self.is_over,
         )
-        index = {option: o for o, option in enumerate(self.problem.options)}
-        mixes.run([[index[option] for option in space] for space in self._narrower()])
+        mixes.run(self._spaces())
         return list(dict.fromkeys(p.bundle.template for p in mixes.pool))
 
     def _nothing_found(self) -> EthError:
@@ -416,61 +362,14 @@ class Search:
         rivals: tuple[Rival, ...],
     ) -> SearchReport:
         """The best plan as an answer, checked. ``unused_reasons`` are by device type."""
-        assert best.pipelines is not None
-        position = {device: i for i, device in enumerate(self.cluster.devices)}
-        pipelines = sorted(best.pipelines, key=lambda p: position[p.stages[0].devices[0].id])
-        used = {d.id for p in pipelines for s in p.stages for d in s.devices}
-        reasons = self.unusable | unused_reasons
-        excluded = self.options.excluded
-        plan = Plan(
-            schema_version=1,
-            model=self.profile.model.name,
-            seq_len=self.profile.seq_len,
-            dtype=self.profile.dtype,
-            global_batch_size=self.options.global_batch_size,
-            pipelines=to_plan_pipelines(pipelines),
-            unused_devices=tuple(
-                UnusedDevice(
-                    device=device.id,
-                    reason="excluded" if device.id in excluded else reasons[device.type],
-                )
-                for device in self.cluster.devices.values()
-                if device.id not in used
-            ),
-            provenance=Provenance(
-                digests={"cluster": self.cluster.digest(), "profile": self.profile.digest()},
-                options=_given(self.options),
-                version=eth_cli.__version__,
-            ),
-        )
-        simulation = simulate_with(self.model, plan, with_spans=False)
-        _check(simulation, best)
-        bound_s = min(bound_s, simulation.step_time_s)
-        gap = simulation.step_time_s / bound_s - 1
-        status = "optimal" if gap <= _PROVED_GAP else "feasible"
-        wall_s = self.clock() - self.started_s
-        plan = plan.model_copy(
-            update={
-                "predicted": simulation.prediction(),
-                "solver": SolverInfo(
-                    status="optimal" if status == "optimal" else "feasible",
-                    bound_s=bound_s,
-                    gap=gap,
-                    wall_s=float(math.ceil(wall_s)),
-                    pruned=dict(sorted(best.pruned.items())),
-                ),
-            }
-        )
-        return SearchReport(
-            plan=plan,
-            simulation=simulation,
-            status=status,
+        return make_report(
+            self.model,
+            self.options,
+            best,
             bound_s=bound_s,
-            gap=gap,
-            pruned=dict(sorted(best.pruned.items())),
-            num_simulated=best.num_simulated,
+            unused_reasons=self.unusable | unused_reasons,
             rivals=rivals,
-            wall_s=wall_s,
+            wall_s=self.clock() - self.started_s,
         )
 
 
@@ -487,8 +386,6 @@ _FAR_FROM_BOUND = 1.2
 """Ratio of a plan's step time to the bound above which they are."""
 _SLOW = 2.0
 """Longest step time, in units of the bound, that pipelines are sized for at first."""
-_PROVED_GAP = 1e-9
-"""A smaller gap is rounding: the plan is optimal."""
 _EXHAUSTIVE_DEVICES = 9
 """Devices up to which the exhaustive search is tried."""
 
@@ -500,28 +397,3 @@ def _kinds(cluster: Cluster, left_out: Collection[str], excluded: Collection[str
         for name in sorted(counts)
         if name not in left_out
     ]
-
-
-def _given(options: SearchOptions) -> dict[str, object]:
-    """What was asked for: options that are not their defaults, and three that are always told."""
-    usual = asdict(SearchOptions(global_batch_size=options.global_batch_size))
-    return {
-        name: sorted(value) if isinstance(value, frozenset) else value
-        for name, value in asdict(options).items()
-        if name in ("global_batch_size", "strategy", "budget") or value != usual[name]
-    }
-
-
-def _check(simulation: Simulation, best: Best) -> None:
-    """The search and the plan must agree; nothing that a solver said is taken on trust.
-
-    Raises:
-        RuntimeError: they do not, which is a defect of the search.
-    """
-    if not math.isclose(simulation.step_time_s, best.time_s, rel_tol=1e-9):
-        raise RuntimeError(
-            f"the search counted {best.time_s!r} s a step for its plan, the simulator takes "
-            f"{simulation.step_time_s!r} s"
-        )
-    if simulation.excesses:
-        raise RuntimeError(f"the search's plan does not fit: {simulation.excesses[0]}")

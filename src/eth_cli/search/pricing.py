@@ -41,7 +41,7 @@ from eth_cli.search.stages import (
     micro_batches_of,
     stage_tables,
 )
-from eth_cli.search.templates import Floats, Ints, Problem, Template, TemplateStage
+from eth_cli.search.templates import Floats, Problem, Template, TemplateStage
 
 Resource = tuple[int, int]
 """(kind, width): groups of so many devices of a kind that the nodes have room for."""
@@ -172,9 +172,8 @@ class Pricing:
                 is_proved = is_proved and not is_over()
                 if is_proved:
                     push(node)
-        while heap and len(found) < stop_after and not is_over():
-            if self._num_paths - before >= max_paths:
-                break
+        last = before + max_paths
+        while heap and self._num_paths < last and len(found) < stop_after and not is_over():
             _, _, node, path = heapq.heappop(heap)
             halves = self._halves(node, path, time_s)
             if not halves:
@@ -419,35 +418,3 @@ class Pricing:
                 if path is not None:
                     found.setdefault(self._template(b, path))
         return list(found)
-
-    # --- Pipelines of one option ---------------------------------------------------------------
-
-    def uniform(self, b: int, options: Collection[int]) -> list[Template]:
-        """For options by index and every number of stages: the cut with the least slowest stage."""
-        n = self.problem.num_blocks
-        found = []
-        for option in (self.problem.options[o] for o in sorted(options)):
-            self.problem.check_over()
-            costs = self.problem.costs(option, b)
-            devices = self.problem.groups[option.kind, option.tensor_parallel]
-            below = np.full(n + 1, np.inf)
-            below[-1] = 0.0
-            stops: list[Ints] = []
-            for place in range(1, min(n, devices) + 1):
-                need = min(place, self.problem.global_batch_size // b)
-                work = np.where(costs.in_flight >= need, costs.work_s, np.inf)
-                square = np.maximum(work, below)
-                stop = square.argmin(axis=1)
-                below = square[np.arange(n + 1), stop]
-                stops.append(stop)
-                if not np.isfinite(below).any():
-                    break
-                if np.isfinite(below[0]):
-                    start, stages = 0, []
-                    for at in reversed(stops):
-                        stages.append(
-                            TemplateStage(option.kind, start, int(at[start]), *option[1:])
-                        )
-                        start = int(at[start])
-                    found.append(Template(b, tuple(stages)))
-        return found

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from eth_cli.cluster import Device
+from eth_cli.search.bundles import Bundles
 from eth_cli.search.heuristic import bundles_of, recut
 from eth_cli.search.layouts import Bundle, Layouts
 from eth_cli.search.master import Column, rounded, undominated
@@ -224,17 +225,15 @@ class WarmStart:
             if all(n <= available[r] for r, n in entry.uses)
             for copies in dict.fromkeys((numbers[0], numbers[-1]))
         ]
-        laid_out = [p for p in found if p is not None]
+        bundles = Bundles()
+        for laid_out in found:
+            if laid_out is not None:
+                bundles.add(laid_out)
         time_s = self._first_time_s()
         for _ in range(_ROUNDS_LAID_OUT):
             if self.is_over():
                 return
-            columns = undominated(
-                [
-                    Column(p, p.bundle.template.micro_batch_size, p.uses, p.micro_batches(time_s))
-                    for p in laid_out
-                ]
-            )
+            columns = bundles.columns(time_s)
             columns.sort(key=self._value, reverse=True)
             most = self.best.max_pipelines
             left = None if most is None else most - len(beside)

@@ -10,9 +10,9 @@ from eth_cli.errors import ConfigError, InfeasibleError
 from eth_cli.faults import some_of
 from eth_cli.profile.table import Profile
 from eth_cli.search.again import Progress, SearchAgain
+from eth_cli.search.answer import SearchReport
 from eth_cli.search.economics import Cost, cost_of
 from eth_cli.search.edits import WHAT_IF, Change, Variant, apply_changes
-from eth_cli.search.planner import SearchReport
 
 Changes = tuple[Change, ...]
 """Changes that are made together."""
