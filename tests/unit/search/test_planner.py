@@ -296,7 +296,7 @@ def test_an_answer_that_the_simulator_denies_is_an_error(monkeypatch: pytest.Mon
             simulation = simulate_with(*args, **options)
             return replace(simulation, **change(simulation))
 
-        monkeypatch.setattr("eth_cli.search.planner.simulate_with", changed)
+        monkeypatch.setattr("eth_cli.search.answer.simulate_with", changed)
         with pytest.raises(RuntimeError, match=text):
             _plan(cluster_of({"x": 1}), profile_of(blocks={"x": [(1.0, 2.0)]}), 2)
 
