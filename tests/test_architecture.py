@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # higher; within a layer, imports are free (but never circular, see the test of that).
     ("errors", "units", "env", "processes", "__init__"),
     ("faults", "stdout"),
-    ("serde", "catalogue", "schedule"),
+    ("serde", "catalogue", "schedule", "buckets"),
     ("events", "cluster", "cluster_file", "model", "plan"),
     (
         "hf_fields",

@@ -310,7 +310,7 @@ PLAN_CASES = [
         "sha256:1",
         command="run",
     ),
-    key("plan", "sharded_optimizer", True, "sharded_optimizer", "not implemented", command="run"),
+    key("plan", "sharded_optimizer", "yes", "sharded_optimizer", "true or false"),
     key("plan", "predicted", {"step_time_s": -1, "tokens_per_s": 1}, "predicted.step_time_s"),
     text("plan", "truncated", lambda t: t[:-40], "line", "not valid JSON"),
 ]

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from eth_cli import __version__, stdout
+from eth_cli.buckets import BUCKET_BYTES
 from eth_cli.catalogue import DTYPES
 from eth_cli.commands import arguments
 from eth_cli.commands.options import (
@@ -26,6 +27,7 @@ from eth_cli.commands.options import (
     number,
     path,
     path_argument,
+    size,
     words,
 )
 from eth_cli.env import EnvVars, is_debug, start_no_blas_threads
@@ -44,6 +46,8 @@ RULES = (
     "price",
 )
 """Of `eth_cli.search.pruning`, which is loaded only where one is named."""
+GRAD_SYNCS = ("block", "layer", "whole")
+REDUCE_DTYPES = ("fp32", "bf16")
 BACKENDS = ("local", "ssh", "slurm", "kubernetes")
 
 INTERRUPTED = 130
@@ -93,6 +97,9 @@ OptionalClusterOption = Annotated[
     Path | None, path("--cluster", "C.yaml", "Cluster file, for a plan without its own.")
 ]
 MODEL_HELP = "Preset name, Hugging Face config.json or its folder, or a YAML of the same fields."
+BucketSizeOption = Annotated[
+    int, size("--bucket-size", "SIZE", "Most gradients in a bucket, per owner, in fp32.")
+]
 JsonOption = Annotated[bool, flag("--json", "Print the result as JSON to stdout.")]
 
 
@@ -309,6 +316,7 @@ def simulate(
     no_overlap: Annotated[
         bool, flag("--no-overlap", "Start gradient sync only after the whole backward.")
     ] = False,
+    bucket_size: BucketSizeOption = BUCKET_BYTES,
     trace: Annotated[
         Path | None, path("--trace", "trace.json", "Write a Chrome trace (Perfetto).")
     ] = None,
@@ -323,6 +331,7 @@ def simulate(
         cluster_path=cluster,
         profile_path=profile,
         overlap=not no_overlap,
+        bucket_bytes=bucket_size,
         trace=trace,
         as_json=as_json,
     )
@@ -360,6 +369,20 @@ def run(
             "--checkpoint-every", "N", "Steps between checkpoints; 0: only the last one.", least=0
         ),
     ] = 0,
+    grad_sync: Annotated[
+        str, choice("--grad-sync", GRAD_SYNCS, "When gradients are summed, and how many at once.")
+    ] = "block",
+    bucket_size: BucketSizeOption = BUCKET_BYTES,
+    reduce_dtype: Annotated[
+        str, choice("--reduce-dtype", REDUCE_DTYPES, "What gradients are summed in.")
+    ] = "fp32",
+    shard_optimizer: Annotated[
+        bool, flag("--shard-optimizer", "Split optimizer state over those that share blocks.")
+    ] = False,
+    loss_chunk: Annotated[
+        int,
+        count("--loss-chunk", "N", "Tokens whose logits exist at a time; 0: all.", least=0),
+    ] = 0,
     rehearse: Annotated[
         bool, flag("--rehearse", "Run the plan on this machine with stand-ins (not yet).")
     ] = False,
@@ -386,6 +409,11 @@ def run(
         warmup_steps=warmup,
         clip=clip,
         checkpoint_every=checkpoint_every,
+        grad_sync=grad_sync,
+        bucket_bytes=bucket_size,
+        reduce_dtype=reduce_dtype,
+        shard_optimizer=shard_optimizer,
+        loss_chunk=loss_chunk,
         resume=resume,
         rehearse=rehearse,
         backend=backend,

@@ -18,6 +18,7 @@ from distributed.training import (
     make_spec,
     merged,
     random_plan,
+    widths_of,
 )
 
 from eth_cli.launch.config import RunOptions
@@ -43,13 +44,15 @@ NUM_SAMPLES = 50
 def check(
     results: list[RankResult],
     reference: Reference,
+    *,
+    are_equal: bool = True,
 ) -> None:
     """Every rank saw the reference's losses and norms; all parameters equal its own."""
     for result in results:
         assert [m.loss for m in result.metrics] == pytest.approx(reference.losses, rel=RTOL)
         norms = [m.grad_norm for m in result.metrics]
         assert norms == pytest.approx(reference.grad_norms, rel=RTOL)
-    weights = merged(results, "weights")
+    weights = merged(results, "weights", are_equal=are_equal)
     assert weights.keys() == reference.weights.keys()
     for name, weight in weights.items():
         expected = reference.weights[name]
@@ -70,7 +73,9 @@ def check_plan(
     )
     source = source or RandomTokens(NUM_SAMPLES)
     results = run_plan(plan, spec, chosen, source)
-    check(results, reference_of(plan, spec, chosen, source))
+    # A CPU's vector code rounds the ends of tensors differently, and widths differ in these.
+    are_equal = plan.sharded_optimizer or len(widths_of(plan)) == 1
+    check(results, reference_of(plan, spec, chosen, source), are_equal=are_equal)
     return results
 
 

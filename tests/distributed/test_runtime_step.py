@@ -54,7 +54,8 @@ def poisoned(rank: int, plan: Plan, spec: ModelSpec, options: RunOptions, root: 
         )
         if step == 1 and rank == 1:
             weight[0] = healthy
-    steps = {int(trainer.optimizer.state_of(p)["step"].item()) for p in trainer.parameters}
+    state = trainer.optimizer.loaded_state()
+    steps = {int(tensor) for key, tensor in state.items() if key.startswith("step.")}
     return finite, [any(not same for same in k.values()) for k in kept], steps
 
 

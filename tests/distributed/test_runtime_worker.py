@@ -229,7 +229,6 @@ def test_wrong_number_of_ranks_is_refused(environment: Callable[..., None], tmp_
         (lambda folder: write_plan(folder.plan, make_plan(seq_len=31)), "has digest sha256:"),
         (lambda folder: folder.plan.write_text('{"schema_version": 1'), "is not valid JSON"),
         (lambda folder: folder.options.unlink(), "no such file"),
-        (lambda folder: prepare(folder.root, make_plan(dtype="fp16")), "only fp32"),
         (lambda folder: prepare(folder.root, make_plan(), data="/no/such"), "no such file"),
         (lambda folder: prepare(folder.root, make_plan(model_spec=None)), "is missing"),
     ],

@@ -102,6 +102,21 @@ def duration(option: str) -> Callable[[str | float], float]:
     return parse
 
 
+def size(option: str) -> Callable[[str | int], int]:
+    """A parser of sizes above 0 with their unit, such as ``64MiB`` [bytes]."""
+
+    def parse(text: str | int) -> int:
+        try:
+            num_bytes = text if isinstance(text, int) else units.parse_bytes(text)
+        except ValueError as error:
+            raise ConfigError.single(option, "", str(error)) from None
+        if num_bytes <= 0:
+            raise ConfigError.single(option, "", f"{text} must be above 0")
+        return num_bytes
+
+    return parse
+
+
 _CHANGE = re.compile(r"([+-])(\d{1,9})x([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 

@@ -61,6 +61,12 @@ def duration(option: str, metavar: str, help: str, panel: str | None = None) -> 
     return _option(option, parser=parser, metavar=metavar, help=help, panel=panel)
 
 
+def size(option: str, metavar: str, help: str, panel: str | None = None) -> Any:
+    """An option that takes a number of bytes with its unit."""
+    parser = arguments.size(option)
+    return _option(option, parser=parser, metavar=metavar, help=help, panel=panel)
+
+
 def choice(option: str, choices: Sequence[str], help: str, panel: str | None = None) -> Any:
     """An option that takes one of a few words."""
     parser = arguments.choice(option, choices)

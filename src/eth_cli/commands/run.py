@@ -27,6 +27,11 @@ def run_training(
     warmup_steps: int,
     clip: float,
     checkpoint_every: int,
+    grad_sync: str,
+    bucket_bytes: int,
+    reduce_dtype: str,
+    shard_optimizer: bool,
+    loss_chunk: int,
     resume: bool,
     rehearse: bool,
     backend: str,
@@ -56,6 +61,8 @@ def run_training(
     plan, profile = complete_plan(
         plan_path, cluster_path=cluster_path, profile_path=profile_path, model_source=model_source
     )
+    if shard_optimizer:
+        plan = plan.model_copy(update={"sharded_optimizer": True})
     options = RunOptions(
         data=None if data is None else str(data),
         steps=steps,
@@ -64,6 +71,10 @@ def run_training(
         warmup_steps=warmup_steps,
         clip=clip,
         checkpoint_every=checkpoint_every,
+        grad_sync=grad_sync,  # type: ignore[arg-type] # one of the choices
+        bucket_bytes=bucket_bytes,
+        reduce_dtype=reduce_dtype,  # type: ignore[arg-type] # one of the choices
+        loss_chunk=loss_chunk,
         resume=resume,
     )
     # Preflight checks speak of the copy that a run folder gets; a person has another file in mind.

@@ -22,6 +22,7 @@ def run_simulate(
     cluster_path: Path,
     profile_path: Path,
     overlap: bool,
+    bucket_bytes: int,
     trace: Path | None,
     as_json: bool,
 ) -> None:
@@ -49,7 +50,7 @@ def run_simulate(
         profile_path=profile_path,
     )
     with naming_file("plan", plan_path), naming_file("profile", profile_path):
-        simulation = simulate(plan, profile, cluster, overlap=overlap)
+        simulation = simulate(plan, profile, cluster, overlap=overlap, bucket_bytes=bucket_bytes)
     is_shown = True
     if trace is not None:
         from eth_cli.trace import write_trace

@@ -55,6 +55,10 @@ class CheckpointInfo(Record):
     """Of the tokens that are trained on, wherever they are kept."""
     planned_steps: int
     """Steps in all of the run that wrote it, which its learning rates follow from."""
+    loss_scale: float | None = None
+    """What the loss was multiplied by; None where it was not scaled."""
+    num_finite_steps: int = 0
+    """Finite steps since the loss scale changed."""
     files: tuple[SavedFile, ...] = ()
     """Every file of the checkpoint but this one."""
 

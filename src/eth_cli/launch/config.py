@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from eth_cli.buckets import BUCKET_BYTES
 from eth_cli.serde import Record
 
 Positive = Annotated[int, Field(ge=1)]
@@ -36,6 +37,17 @@ class RunOptions(Record):
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; None: no clipping."""
+    grad_sync: Literal["block", "layer", "whole"] = "block"
+    """block: gradients are summed in buckets, as soon as the backward is done with one. For
+    measurement: layer sums each block by itself, whole sums nothing before the end of the backward.
+    """
+    bucket_bytes: Positive = BUCKET_BYTES
+    """Most fp32 gradients in a bucket, for each stage that sums it [bytes]; a block that has more
+    is one by itself."""
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """What gradients are summed in between ranks; they are accumulated in fp32 anyway."""
+    loss_chunk: Annotated[int, Field(ge=0)] = 0
+    """Tokens whose logits exist at a time; 0: those of a whole micro-batch."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     resume: bool = False

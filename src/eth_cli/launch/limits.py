@@ -12,33 +12,22 @@ from eth_cli.plan import Plan
 
 def unsupported(plan: Plan, *, file: str = "plan.json") -> tuple[Fault, ...]:
     """Everything in a plan that the runtime does not implement, each with what to do instead."""
+    spec = plan.model_spec
+    if spec is None:
+        return ()
     faults = []
     for i, pipeline in enumerate(plan.pipelines):
-        faults += [
-            Fault(
-                file=file,
-                field=f"pipelines[{i}].stages[{s}].devices",
-                message=f"has {stage.tensor_parallel} devices, but tensor parallelism is not "
-                "implemented yet; give each stage one device",
-            )
-            for s, stage in enumerate(pipeline.stages)
-            if stage.tensor_parallel > 1
-        ]
-    if plan.sharded_optimizer:
-        faults.append(
-            Fault(
-                file=file,
-                field="sharded_optimizer",
-                message="is not implemented yet; set it to false",
-            )
-        )
-    if plan.dtype != "fp32":
-        faults.append(
-            Fault(
-                file=file,
-                field="dtype",
-                message=f"is {plan.dtype}, but only fp32 training is implemented yet; "
-                "profile and plan with --dtype fp32",
-            )
-        )
+        for s, stage in enumerate(pipeline.stages):
+            width = stage.tensor_parallel
+            counts = {"heads": spec.num_heads, "key and value heads": spec.num_kv_heads}
+            faults += [
+                Fault(
+                    file=file,
+                    field=f"pipelines[{i}].stages[{s}].devices",
+                    message=f"has {width} devices, which cannot share {count} {what} of "
+                    f"{spec.name} evenly; use a number of devices that divides {count}",
+                )
+                for what, count in counts.items()
+                if count % width
+            ]
     return tuple(faults)

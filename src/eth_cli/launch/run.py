@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eth_cli.errors import LaunchError
-from eth_cli.launch import preflight, supervise
+from eth_cli.launch import precision, preflight, supervise
 from eth_cli.launch.backend import Backend, load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import locked, prepare_folder
@@ -79,7 +79,8 @@ def dry_run(plan: Plan, options: RunOptions, out: str | Path, *, backend: str = 
         ConfigError: the run cannot be started like this.
     """
     chosen, job, start = _prepare(plan, options, RunFolder(Path(out).absolute()), backend)
-    lines = [f"# warning: {warning}" for warning in start.warnings]
+    lines = [f"# {note}" for note in precision.notes(plan)]
+    lines += [f"# warning: {warning}" for warning in start.warnings]
     lines += [f"# {job.num_ranks} ranks; plan {plan.digest()}", str(chosen.render(job))]
     for place in plan.ranks:
         blocks = plan.pipelines[place.pipeline].stages[place.stage].blocks
@@ -116,8 +117,8 @@ def run_plan(
     folder = RunFolder(Path(out).absolute())
     chosen, job, start = _prepare(plan, options, folder, backend)
     request = chosen.render(job)
-    for warning in start.warnings:
-        on_notice(warning)
+    for notice in (*precision.notes(plan), *start.warnings):
+        on_notice(notice)
     with locked(folder), counted() as interrupts:
         prepare_folder(folder, plan, options, profile=profile, first_step=start.step)
         return Execution(

@@ -96,10 +96,12 @@ class GptHead(nn.Module):
             torch.empty(spec.vocab_size, spec.embedding_size, dtype=dtype, device=device)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, H) -> logits (B, S, V)."""
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """What is multiplied with the weight: (B, S, H) -> (B, S, width of the embedding)."""
         if self.norm is not None:
             x = self.norm(x)
-        if self.project_out is not None:
-            x = self.project_out(x)
-        return F.linear(x, self.weight)
+        return x if self.project_out is None else self.project_out(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, H) -> logits (B, S, V)."""
+        return F.linear(self.hidden(x), self.weight)

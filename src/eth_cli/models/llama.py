@@ -68,6 +68,10 @@ class LlamaHead(nn.Module):
             torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
         )
 
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """What is multiplied with the weight: (B, S, H) -> (B, S, H)."""
+        return self.norm(x)  # type: ignore[no-any-return] # Module.__call__ has no type
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> logits (B, S, V)."""
-        return F.linear(self.norm(x), self.weight)
+        return F.linear(self.hidden(x), self.weight)

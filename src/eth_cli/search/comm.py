@@ -17,16 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from eth_cli.cluster import Cluster, Device, Link
 from eth_cli.profile.table import LinkEntry, Profile
 from eth_cli.search.order import canonical_nodes
-
-GRADIENT_BYTES: Final = 4
-"""Bytes of one gradient element on the wire, whatever dtype the blocks compute in: gradients are
-accumulated over micro-batches and summed over owners in fp32, for bf16 and fp16 would lose small
-addends. The runtime's buckets and the bytes per parameter of the memory model are fp32 too."""
 
 
 class Path:

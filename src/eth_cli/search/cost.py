@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
+from eth_cli.buckets import BUCKET_BYTES, GRADIENT_BYTES
 from eth_cli.cluster import Cluster, Device
 from eth_cli.profile.table import Profile
 from eth_cli.schedule import num_in_flight
 from eth_cli.search.blocks import BlockTables
-from eth_cli.search.comm import GRADIENT_BYTES, Network, Ring, all_reduce_s
+from eth_cli.search.comm import Network, Ring, all_reduce_s
 from eth_cli.search.gradsync import Bucket, Transfer, buckets, run_sync
 from eth_cli.search.memory import StageMemory, stage_memory
 from eth_cli.search.placed import PlacedPipeline, PlacedStage
@@ -70,11 +71,14 @@ _Flows = Counter[tuple[str, bool]]
 class CostModel:
     """Costs on one cluster with one profile. Remembers what it computed; has no other state."""
 
-    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+    def __init__(
+        self, profile: Profile, cluster: Cluster, *, bucket_bytes: float = BUCKET_BYTES
+    ) -> None:
         self.profile = profile
         self.cluster = cluster
         self.tables = BlockTables(profile)
         self.network = Network(cluster, profile)
+        self._bucket_bytes = bucket_bytes
         self._buckets: dict[object, tuple[Bucket, ...]] = {}
         self._rings: dict[tuple[tuple[Device, ...], ...], Ring] = {}
         self._optimizer: dict[tuple[str, int, int, int], float] = {}
@@ -161,7 +165,9 @@ class CostModel:
         cuts = tuple(pipeline.cuts for pipeline in pipelines)
         found = self._buckets.get(cuts)
         if found is None:
-            found = self._buckets[cuts] = buckets(self.profile.model, cuts)
+            found = self._buckets[cuts] = buckets(
+                self.profile.model, cuts, bucket_bytes=self._bucket_bytes
+            )
         return found
 
     def evaluate(

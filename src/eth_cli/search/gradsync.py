@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eth_cli.buckets import BUCKET_BYTES, GRADIENT_BYTES, runs
 from eth_cli.profile.table import ProfiledModel
 from eth_cli.search.comm import Ring, all_reduce_s
 
@@ -25,7 +26,7 @@ class Bucket(NamedTuple):
     """Gradients that are summed in one all-reduce."""
 
     blocks: tuple[int, int]
-    """Blocks ``[start, stop)`` of the segment; of a tied weight, from its first to its last use."""
+    """Blocks ``[start, stop)`` that it is of; of a tied weight, from its first to its last use."""
     is_tied: bool
     num_parameters: int
     owners: tuple[Owner, ...]
@@ -33,25 +34,40 @@ class Bucket(NamedTuple):
     """By owner, the block whose backward completes the bucket there."""
 
 
-def buckets(model: ProfiledModel, cuts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Bucket, ...]:
+def buckets(
+    model: ProfiledModel,
+    cuts: Sequence[Sequence[tuple[int, int]]],
+    *,
+    bucket_bytes: float = BUCKET_BYTES,
+) -> tuple[Bucket, ...]:
     """The buckets of a plan in launch order, those with a single owner or no parameters left out.
 
     Args:
+        model: the model.
         cuts: for every pipeline its stages' ``[start, stop)``.
+        bucket_bytes: see `eth_cli.buckets.runs`.
     """
     edges = sorted({block for stages in cuts for stage in stages for block in stage}, reverse=True)
-    tied = [block for group in model.tied_blocks for block in group]
+    tied = {block for group in model.tied_blocks for block in group}
     found = []
     for stop, start in itertools.pairwise(edges):
-        num_parameters = sum(model.parameters[start:stop])
-        num_parameters -= model.tied_parameters * sum(start <= block < stop for block in tied)
         owners = tuple(
             (i, s)
             for i, stages in enumerate(cuts)
             for s, stage in enumerate(stages)
             if stage[0] <= start < stage[1]
         )
-        found.append(Bucket((start, stop), False, num_parameters, owners, (start,) * len(owners)))
+        if len(owners) == 1:
+            continue
+        sizes = [
+            model.parameters[block] - (model.tied_parameters if block in tied else 0)
+            for block in reversed(range(start, stop))
+        ]
+        num_bytes = [GRADIENT_BYTES * n for n in sizes]
+        for first, last in runs(num_bytes, bucket_bytes=bucket_bytes, num_owners=len(owners)):
+            blocks = (stop - last, stop - first)
+            lowest = (blocks[0],) * len(owners)
+            found.append(Bucket(blocks, False, sum(sizes[first:last]), owners, lowest))
     for group in model.tied_blocks:
         uses = {
             (i, s): [block for block in group if stage[0] <= block < stage[1]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eth_cli.search.comm import GRADIENT_BYTES
+from eth_cli.buckets import GRADIENT_BYTES
 from eth_cli.search.pricing import Resource
 from eth_cli.search.templates import Floats, Option, Problem, Template, TemplateStage
 from eth_cli.search.timeline import PipelineTimes, chain_s, period_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eth_cli.buckets import BUCKET_BYTES
 from eth_cli.cluster import Cluster
 from eth_cli.events import Span
 from eth_cli.plan import DeviceMemory, Plan, Prediction
@@ -96,11 +97,19 @@ class Simulation:
         )
 
 
-def simulate(plan: Plan, profile: Profile, cluster: Cluster, *, overlap: bool = True) -> Simulation:
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    overlap: bool = True,
+    bucket_bytes: float = BUCKET_BYTES,
+) -> Simulation:
     """Simulate one step of a plan.
 
     Args:
         overlap: whether gradient sync runs beside the backward (as `eth run` does) or after it.
+        bucket_bytes: most gradients that are summed at once, as of the run.
 
     Raises:
         ConfigError: the plan does not fit the cluster or the profile, or the profile lacks an
@@ -108,7 +117,8 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, *, overlap: bool = 
             `Simulation.excesses` says so.
     """
     check_plan(plan, profile, cluster)
-    return simulate_with(CostModel(profile, cluster), plan, overlap=overlap)
+    model = CostModel(profile, cluster, bucket_bytes=bucket_bytes)
+    return simulate_with(model, plan, overlap=overlap)
 
 
 def check_plan(plan: Plan, profile: Profile, cluster: Cluster) -> None:

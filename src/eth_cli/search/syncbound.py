@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eth_cli.search.comm import GRADIENT_BYTES
+from eth_cli.buckets import GRADIENT_BYTES
 from eth_cli.search.gradsync import Bucket, Owner, buckets
 from eth_cli.search.place import Share
 from eth_cli.search.templates import Problem, Template

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eth_cli.buckets import GRADIENT_BYTES
 from eth_cli.schedule import num_in_flight
-from eth_cli.search.comm import GRADIENT_BYTES, Network
+from eth_cli.search.comm import Network
 from eth_cli.search.cost import CostModel
 from eth_cli.search.memory import max_in_flight
 from eth_cli.search.pruning import ALL_RULES, Pruning

@@ -85,10 +85,10 @@ def test_a_time_that_is_missing_is_named(tmp_path: Path) -> None:
     assert "head" in str(error)
 
 
-def test_everything_that_is_not_implemented_is_told_at_once(tmp_path: Path) -> None:
-    plan = changed(paced_plan(), dtype="bf16", sharded_optimizer=True, model_spec=None)
+def test_everything_that_stands_against_a_run_is_told_at_once(tmp_path: Path) -> None:
+    plan = changed(paced_plan(), seq_len=257, pacing=None)
     fields = [fault.field for fault in refused(plan, tmp_path / "run").faults]
-    assert fields == ["sharded_optimizer", "dtype", "model_spec"]
+    assert fields == ["seq_len", "pacing"]
 
 
 def test_a_sequence_longer_than_the_learned_positions(tmp_path: Path) -> None:

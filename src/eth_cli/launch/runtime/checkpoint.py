@@ -15,7 +15,6 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from eth_cli.errors import EthError, LaunchError
 from eth_cli.launch.checkpoints import CheckpointInfo, files_of
 from eth_cli.launch.config import CHECKPOINT_MARKER, RunFolder
 from eth_cli.launch.runtime.optim import Optimizer
-from eth_cli.launch.runtime.stage import OwnedParameter
+from eth_cli.launch.runtime.shards import BoxLoadPlanner, BoxSavePlanner
 
 _FULL_BYTES = 2**16
 """A disk with less space than this is full."""
@@ -42,10 +41,9 @@ def save(
     info: CheckpointInfo,
     *,
     folder: RunFolder,
-    parameters: Sequence[OwnedParameter],
     optimizer: Optimizer,
 ) -> None:
-    """Write a checkpoint; all ranks call this together, each with the parameters it saves.
+    """Write a checkpoint; all ranks call this together.
 
     On return it is complete on disk, for every rank.
 
@@ -61,7 +59,7 @@ def save(
                 shutil.rmtree(leftover, ignore_errors=True)
             aside.mkdir(parents=True)
         dist.barrier()
-        save_state(_state(parameters, optimizer), storage_writer=_Writer(aside))
+        save_state(optimizer.saved_state(), storage_writer=_Writer(aside), planner=BoxSavePlanner())
         if dist.get_rank() == 0:
             whole = info.model_copy(update={"files": files_of(aside)})
             serde.write_json(aside / CHECKPOINT_MARKER, whole)
@@ -83,17 +81,17 @@ def load(
     info: CheckpointInfo,
     *,
     folder: RunFolder,
-    parameters: Sequence[OwnedParameter],
     optimizer: Optimizer,
 ) -> None:
-    """Read this rank's parameters and their moments in place; all ranks call this together.
+    """Read what this rank updates, and its parameters, in place; all ranks call this together.
 
     Raises:
         LaunchError: it cannot be read.
     """
     path = folder.checkpoint_of(info.step)
     try:
-        load_state(_state(parameters, optimizer), storage_reader=_Reader(path))
+        load_state(optimizer.loaded_state(), storage_reader=_Reader(path), planner=BoxLoadPlanner())
+        optimizer.publish()
     except (CheckpointException, OSError, EthError) as error:
         raise LaunchError(
             f"{path} cannot be loaded: {_reason(error)}; "
@@ -117,16 +115,6 @@ def _reason(error: BaseException) -> str:
         return prefix + error.strerror
     lines = str(error).splitlines() or [""]
     return f"{prefix}{type(error).__name__}: {lines[0]}"
-
-
-def _state(parameters: Iterable[OwnedParameter], optimizer: Optimizer) -> dict[str, Any]:
-    """The live tensors by name: ``weight.<name>``, ``exp_avg.<name>``, ..."""
-    state: dict[str, Any] = {}
-    for owned in parameters:
-        state[f"weight.{owned.name}"] = owned.parameter.detach()
-        for key, tensor in optimizer.state_of(owned).items():
-            state[f"{key}.{owned.name}"] = tensor
-    return state
 
 
 def _sync_folder(path: Path) -> None:

@@ -1,83 +1,93 @@
 """Block-wise gradient sums over the owners of each segment, hidden under the backward pass.
 
 Pipelines cut the model at different blocks, so gradients are summed segment by segment over the
-ranks that own it. A segment's gradients lie in one flat buffer whose pieces are the parameters'
-``.grad``: nothing is copied, and the buffer is the only memory beside weights and Adam's moments.
-Its all-reduce is launched from the gradient hook that completes its last block.
+ranks that own it, in `eth_cli.launch.runtime.buckets` of a stated size. A bucket's sum is launched
+from the gradient hook that completes its last block, and waited for after the backward; the norm of
+what has arrived is computed while the rest is on its way.
 
-Deadlock: every rank launches its segments by descending block index and a tied weight last. Any two
+Deadlock: every rank launches its buckets in the order of `eth_cli.launch.runtime.segments`. Any two
 ranks so launch the collectives that they share in the same order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from eth_cli.launch.runtime.groups import Groups
+from eth_cli.launch.runtime.buckets import Bucket
 from eth_cli.launch.runtime.journal import Journal
 from eth_cli.launch.runtime.stage import OwnedParameter
-from eth_cli.model import ModelSpec
-from eth_cli.models.build import TIED_WEIGHT
-from eth_cli.plan import Plan
+
+Mode = Literal["block", "layer", "whole"]
 
 
-def tied_owners(plan: Plan, spec: ModelSpec) -> tuple[int, ...]:
-    """Ranks that hold the weight shared by embedding and head, ascending; empty without one."""
-    if not spec.tied:
-        return ()
-    ends = (plan.block_owners(0), plan.block_owners(plan.num_blocks - 1))
-    return tuple(sorted(set(ends[0]) | set(ends[1])))
+def bucket_limit(mode: Mode, size_bytes: int) -> float:
+    """Most bytes of a bucket: what was asked for, one block, or a whole segment."""
+    return {"block": float(size_bytes), "layer": 0.0, "whole": float("inf")}[mode]
 
 
 @dataclass(kw_only=True, slots=True)
-class Bucket:
-    """The gradients that one set of owners sums together."""
+class _Launched:
+    """A collective under way."""
 
-    blocks: tuple[int, int]
-    """Half-open range of blocks that the gradients come from."""
-    owners: tuple[int, ...]
-    """Ranks that hold these parameters, ascending."""
-    parameters: tuple[OwnedParameter, ...]
-    gradient: torch.Tensor
-    """(number of elements,) fp32: all gradients, flat."""
-    pending: set[int] = field(default_factory=set)
-    """Blocks whose backward of the last micro-batch is not done yet."""
+    bucket: Bucket
+    work: dist.Work
+    result: torch.Tensor
+    """Where the sums arrive."""
+    start_s: float
+    is_told: bool
+    """Whether the journal hears of its end by itself."""
 
 
 class GradientSync:
-    """Owns the gradients of one rank and sums them over their owners."""
+    """Sums the gradients of one rank over their owners."""
 
     def __init__(
         self,
         parameters: Sequence[OwnedParameter],
         *,
-        plan: Plan,
-        spec: ModelSpec,
+        buckets: Sequence[Bucket],
+        stores: Sequence[torch.Tensor],
+        mode: Mode = "block",
+        dtype: torch.dtype = torch.float32,
+        num_micro_batches: int,
         rank: int,
-        groups: Groups,
         journal: Journal,
         block_is_done: Callable[[int], None],
     ) -> None:
-        """``block_is_done`` is called after each block's backward of each micro-batch."""
+        """``block_is_done`` is called after each block's backward of each micro-batch.
+
+        Args:
+            buckets: in the order in which they are launched.
+            stores: all gradients, flat.
+            mode: ``whole`` launches nothing before the backward is over.
+            dtype: what gradients are summed in.
+        """
+        self.buckets = tuple(buckets)
+        self._stores = tuple(stores)
+        self._summed = self._stores
+        if any(bucket.chunk is not None for bucket in buckets):
+            self._summed = tuple(b.flat if b.chunk is None else b.chunk for b in buckets)
+        self._mode = mode
+        self._dtype = dtype
         self._rank = rank
-        self._groups = groups
         self._journal = journal
         self._block_is_done = block_is_done
-        self._num_micro_batches = plan.pipelines[plan.ranks[rank].pipeline].micro_batches
+        self._num_micro_batches = num_micro_batches
         self._parameters_of = Counter(p.block for p in parameters)
         self._accumulated: Counter[int] = Counter()
         self._num_launched = 0
-        self._works: list[dist.Work] = []
-        self.buckets = _make_buckets(parameters, plan=plan, spec=spec)
-        """In the order in which they are launched."""
+        self._launched: list[_Launched] = []
+        self._norm_squared = torch.zeros((), dtype=torch.float64)
         for owned in parameters:
             owned.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call] # torch's has no types
                 partial(self._gradient_is_added, owned.block)
@@ -87,38 +97,49 @@ class GradientSync:
         """Start a step: gradients are zero, nothing is launched."""
         self._accumulated.clear()
         self._num_launched = 0
+        for store in self._stores:
+            store.zero_()
         for bucket in self.buckets:
-            bucket.gradient.zero_()
-            bucket.pending = {p.block for p in bucket.parameters}
+            bucket.pending = {piece.owned.block for piece in bucket.pieces}
 
     def finish(self) -> None:
         """Wait until all gradients are those of the global batch."""
+        if self._mode == "whole":
+            self._launch_ready()
         assert self._num_launched == len(self.buckets)  # every micro-batch went backward
         self._journal.begin("SYNC", waits=True)
         start = time.time()
-        while self._works:
-            self._works.pop(0).wait()
+        self._norm_squared = torch.zeros(
+            (), dtype=torch.float64, device=self.buckets[0].flat.device
+        )
+        for bucket in self.buckets:
+            if bucket.group is None:
+                self._add_norm(bucket)
+        for launched in self._launched:
+            self._complete(launched)
+            self._add_norm(launched.bucket)
+        self._launched.clear()
         self._journal.span("SYNC_WAIT", start)
 
     def norm_squared(self) -> torch.Tensor:
-        """Squared norm of the gradients that this rank counts, fp64 scalar."""
-        total = torch.zeros((), dtype=torch.float64, device=self.buckets[0].gradient.device)
-        for bucket in self._counted_buckets():
-            total += torch.linalg.vector_norm(bucket.gradient, dtype=torch.float64).square()
-        return total
-
-    def counted_parameters(self) -> tuple[OwnedParameter, ...]:
-        """The parameters that this rank answers for; each is one rank's in the world."""
-        return tuple(p for bucket in self._counted_buckets() for p in bucket.parameters)
-
-    def _counted_buckets(self) -> list[Bucket]:
-        # Of equal copies, that of the lowest owner counts.
-        return [bucket for bucket in self.buckets if bucket.owners[0] == self._rank]
+        """Squared norm of the gradients that this rank counts, fp64 scalar; after `finish`."""
+        return self._norm_squared
 
     def scale(self, factor: float) -> None:
-        """Multiply all gradients."""
-        for bucket in self.buckets:
-            bucket.gradient.mul_(factor)
+        """Multiply all summed gradients."""
+        for tensor in self._summed:
+            tensor.mul_(factor)
+
+    def _add_norm(self, bucket: Bucket) -> None:
+        if bucket.chunk is not None:
+            counted = bucket.chunk  # each owner has elements of its own
+        elif bucket.owners[0] == self._rank:
+            counted = bucket.flat  # of equal copies, that of the lowest owner counts
+        else:
+            return
+        self._norm_squared += torch.linalg.vector_norm(counted, dtype=torch.float64).square()
+
+    # --- Launching ----------------------------------------------------------------------------
 
     def _gradient_is_added(self, block: int, _: nn.Parameter) -> None:
         self._accumulated[block] += 1
@@ -129,7 +150,8 @@ class GradientSync:
         if num_done == self._num_micro_batches:
             for bucket in self.buckets:
                 bucket.pending.discard(block)
-            self._launch_ready()
+            if self._mode != "whole":
+                self._launch_ready()
 
     def _launch_ready(self) -> None:
         """Launch in the canonical order only: a bucket that is early waits for those before it."""
@@ -138,53 +160,40 @@ class GradientSync:
             if bucket.pending:
                 return
             self._num_launched += 1
-            if len(bucket.owners) > 1:
-                self._launch(bucket)
+            if bucket.group is not None:
+                self._launch(bucket, bucket.group)
 
-    def _launch(self, bucket: Bucket) -> None:
+    @torch.no_grad()
+    def _launch(self, bucket: Bucket, group: dist.ProcessGroup) -> None:
         start = time.time()
-        work = dist.all_reduce(
-            bucket.gradient,
-            op=dist.ReduceOp.SUM,
-            group=self._groups.owners[bucket.owners],
-            async_op=True,
-        )
+        bucket.pack()
+        if not bucket.contributes:
+            bucket.flat.zero_()
+        sent = bucket.flat.to(self._dtype)
+        if bucket.chunk is None:
+            result = sent
+            work = dist.all_reduce(sent, group=group, async_op=True)
+        else:
+            result = bucket.chunk if sent is bucket.flat else sent.new_empty(len(bucket.chunk))
+            work = dist.reduce_scatter_tensor(result, sent, group=group, async_op=True)
         assert work is not None  # this rank is a member of the group
-        self._works.append(work)
-        # On CPU the future is done when the sum is; on CUDA when it stands in the stream.
-        work.get_future().add_done_callback(
-            lambda _: self._journal.span("SYNC", start, blocks=bucket.blocks)
-        )
+        launched = _Launched(bucket=bucket, work=work, result=result, start_s=start, is_told=False)
+        # On CPU the future is done when the sum is; on CUDA when it stands in the stream. Gloo has
+        # none for a reduce-scatter.
+        with contextlib.suppress(RuntimeError):
+            work.get_future().add_done_callback(
+                lambda _: self._journal.span("SYNC", start, blocks=bucket.blocks)
+            )
+            launched.is_told = True
+        self._launched.append(launched)
 
-
-def _make_buckets(
-    parameters: Sequence[OwnedParameter], *, plan: Plan, spec: ModelSpec
-) -> tuple[Bucket, ...]:
-    """One bucket for each of this rank's segments, by descending block; a tied weight last."""
-    buckets = []
-    for segment in reversed(plan.segments):
-        inside = [
-            p
-            for p in parameters
-            if segment.start <= p.block < segment.stop and not _is_tied(p, spec)
-        ]
-        buckets.append(_make_bucket(inside, (segment.start, segment.stop), segment.owners))
-    tied = [p for p in parameters if _is_tied(p, spec)]
-    buckets.append(_make_bucket(tied, (0, spec.num_blocks), tied_owners(plan, spec)))
-    return tuple(bucket for bucket in buckets if bucket.parameters)
-
-
-def _is_tied(owned: OwnedParameter, spec: ModelSpec) -> bool:
-    return spec.tied and owned.name == TIED_WEIGHT
-
-
-def _make_bucket(
-    parameters: Sequence[OwnedParameter], blocks: tuple[int, int], owners: tuple[int, ...]
-) -> Bucket:
-    sizes = [p.parameter.numel() for p in parameters]
-    device = parameters[0].parameter.device if parameters else torch.device("cpu")
-    gradient = torch.zeros(sum(sizes), device=device)
-    for owned, piece in zip(parameters, torch.split(gradient, sizes), strict=True):
-        # Autograd adds to an existing gradient in place, so the piece stays the gradient.
-        owned.parameter.grad = piece.view_as(owned.parameter)
-    return Bucket(blocks=blocks, owners=owners, parameters=tuple(parameters), gradient=gradient)
+    def _complete(self, launched: _Launched) -> None:
+        bucket = launched.bucket
+        launched.work.wait()
+        if not launched.is_told:
+            self._journal.span("SYNC", launched.start_s, blocks=bucket.blocks)
+        target = bucket.flat if bucket.chunk is None else bucket.chunk
+        if launched.result is not target:
+            target.copy_(launched.result)
+        if bucket.chunk is None:
+            bucket.unpack()

@@ -6,12 +6,14 @@ different orders hang. Equal sets of owners share one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from eth_cli.launch.runtime.segments import SyncSegment, owner_sets
+from eth_cli.launch.runtime.tensor_parallel import TensorGroup
 from eth_cli.plan import Plan
 
 
@@ -21,10 +23,10 @@ class Groups:
 
     pipeline: dist.ProcessGroup
     """The ranks of this rank's pipeline."""
-    pipeline_ranks: tuple[int, ...]
-    """Their global ranks, by group rank (ascending)."""
+    tensor: TensorGroup
+    """The devices that share this rank's stage."""
     owners: dict[tuple[int, ...], dist.ProcessGroup]
-    """Groups of two or more owners that hold the same blocks, by their ranks."""
+    """Groups of two or more owners that sum the same gradients, by their ranks."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Bound every later collective, in the world group and in all of these.
@@ -32,40 +34,40 @@ class Groups:
         Transfers between stages keep the bound that their group was created with: gloo has no way
         to change it.
         """
-        for group in (None, self.pipeline, *self.owners.values()):
+        for group in (None, self.pipeline, self.tensor.group, *self.owners.values()):
             dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def create_groups(
-    plan: Plan,
-    *,
-    rank: int,
-    extra_owners: Iterable[tuple[int, ...]] = (),
-    timeout: timedelta,
+    plan: Plan, segments: Sequence[SyncSegment], *, rank: int, timeout: timedelta
 ) -> Groups:
-    """Create all groups of a plan: pipelines in order, then owners by descending block.
+    """Create all groups of a plan: pipelines in order, their stages, owners by descending block.
 
     Args:
         plan: The plan.
+        segments: What is summed over whom; the same on every rank.
         rank: This process's rank in the world.
-        extra_owners: Further sets of owners, ascending, such as those of a tied weight; the same
-            on every rank.
         timeout: Longest wait of any operation in the groups.
     """
-    mine = plan.ranks[rank].pipeline
+    place = plan.ranks[rank]
     pipeline: dist.ProcessGroup | None = None
+    tensor = TensorGroup()
     for i, stages in enumerate(plan.pipelines):
-        ranks = [r for s in range(len(stages.stages)) for r in plan.ranks_of(i, s)]
-        group = dist.new_group(sorted(ranks), timeout=timeout)
-        if i == mine:
-            pipeline, pipeline_ranks = group, tuple(sorted(ranks))
+        members = [plan.ranks_of(i, s) for s in range(len(stages.stages))]
+        group = dist.new_group(sorted(r for ranks in members for r in ranks), timeout=timeout)
+        if i == place.pipeline:
+            pipeline = group
+        for s, ranks in enumerate(members):
+            if len(ranks) == 1:
+                continue
+            group = dist.new_group(sorted(ranks), timeout=timeout)
+            if (i, s) == (place.pipeline, place.stage):
+                tensor = TensorGroup(width=len(ranks), index=ranks.index(rank), group=group)
     assert pipeline is not None  # every rank stands in a pipeline
 
     owners: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    wanted = [segment.owners for segment in reversed(plan.segments)]
-    for ranks_of_group in dict.fromkeys([*wanted, *extra_owners]):
-        if len(ranks_of_group) > 1:
-            group = dist.new_group(list(ranks_of_group), timeout=timeout)
-            if rank in ranks_of_group:
-                owners[ranks_of_group] = group
-    return Groups(pipeline=pipeline, pipeline_ranks=pipeline_ranks, owners=owners)
+    for ranks in owner_sets(segments):
+        group = dist.new_group(list(ranks), timeout=timeout)
+        if rank in ranks:
+            owners[ranks] = group
+    return Groups(pipeline=pipeline, tensor=tensor, owners=owners)

@@ -18,20 +18,25 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from eth_cli.launch import checkpoints, paces
+from eth_cli.launch import checkpoints, paces, precision
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.dataset import TokenSource
 from eth_cli.launch.runtime import checkpoint
+from eth_cli.launch.runtime.buckets import BucketPlan, make_buckets
 from eth_cli.launch.runtime.data import BatchReader
-from eth_cli.launch.runtime.gradsync import GradientSync, tied_owners
+from eth_cli.launch.runtime.gradsync import GradientSync, bucket_limit
 from eth_cli.launch.runtime.groups import create_groups
 from eth_cli.launch.runtime.journal import Journal
 from eth_cli.launch.runtime.metrics import RunLogs, StepMetrics, continue_logs, reporting_rank
 from eth_cli.launch.runtime.optim import Optimizer, learning_rate
 from eth_cli.launch.runtime.pacing import Pacer, stage_pace
-from eth_cli.launch.runtime.stage import PipelineRunner, StageModule
+from eth_cli.launch.runtime.pipeline import PipelineRunner
+from eth_cli.launch.runtime.scaling import LossScale
+from eth_cli.launch.runtime.segments import sync_segments
+from eth_cli.launch.runtime.stage import StageModule, StageOptions
 from eth_cli.launch.status import StatusWriter
 from eth_cli.model import ModelSpec
+from eth_cli.models.build import TORCH_DTYPES
 from eth_cli.plan import Plan
 
 _SLOWEST_STEP = 5.0
@@ -84,27 +89,48 @@ class Trainer:
         stage = stages[place.stage]
         self.journal = Journal(place=place, status=status, events_path=folder.events_of(rank))
         self.journal.begin("build")
+        segments = sync_segments(plan, is_tied=spec.tied)
         self.groups = create_groups(
             plan,
+            segments,
             rank=rank,
-            extra_owners=[tied_owners(plan, spec)],
             timeout=timedelta(seconds=options.start_timeout_s),
         )
         self.pacer = Pacer(stage_pace(plan, pipeline=place.pipeline, stage=place.stage))
+        boundary = TORCH_DTYPES[plan.dtype]
         self.module = StageModule(
             spec,
             stage.blocks,
-            seed=options.seed,
-            recompute=stage.recompute,
-            device=self.device,
+            StageOptions(
+                seed=options.seed,
+                device=self.device,
+                recompute=stage.recompute,
+                dtype=TORCH_DTYPES[precision.rank_dtype(plan, rank)],
+                boundary=boundary,
+                loss_chunk=options.loss_chunk,
+                tensor=self.groups.tensor,
+            ),
         )
         self.parameters = tuple(self.module.owned_parameters())
-        self.sync = GradientSync(
+        buckets, stores = make_buckets(
             self.parameters,
-            plan=plan,
+            BucketPlan(
+                segments=segments,
+                bucket_bytes=bucket_limit(options.grad_sync, options.bucket_bytes),
+                is_sharded=plan.sharded_optimizer,
+            ),
             spec=spec,
             rank=rank,
             groups=self.groups,
+        )
+        self.sync = GradientSync(
+            self.parameters,
+            buckets=buckets,
+            stores=stores,
+            mode=options.grad_sync,
+            dtype=TORCH_DTYPES[options.reduce_dtype],
+            num_micro_batches=plan.pipelines[place.pipeline].micro_batches,
+            rank=rank,
             journal=self.journal,
             block_is_done=self.pacer.end_block_backward,
         )
@@ -115,10 +141,20 @@ class Trainer:
             rank=rank,
             groups=self.groups,
             device=self.device,
+            boundary=boundary,
             journal=self.journal,
             pacer=self.pacer,
         )
-        self.optimizer = Optimizer(self.parameters, options)
+        is_mixed = len(precision.used_dtypes(plan)) > 1
+        self.optimizer = Optimizer(
+            self.parameters,
+            buckets,
+            options,
+            rank=rank,
+            masters=self.module.take_masters(),
+            dtype=torch.float32 if is_mixed else boundary,
+        )
+        self.loss_scale = LossScale(is_used=precision.scales_loss(plan))
         self.reader = BatchReader(
             source,
             plan=plan,
@@ -137,7 +173,8 @@ class Trainer:
         """Whether this rank itself was asked to stop."""
         if options.resume:
             self._resume()
-        self._logs = self._open_logs(is_last=place.stage == len(stages) - 1)
+        is_first_of_last = rank == plan.ranks_of(place.pipeline, len(stages) - 1)[0]
+        self._logs = self._open_logs(reads_samples=is_first_of_last)
 
     def request_stop(self) -> None:
         """Stop all ranks after the step in progress; safe in a signal handler."""
@@ -166,11 +203,12 @@ class Trainer:
         self.journal.enter("training", step=self.step + 1)
         batch = self.reader.read(self.step)
         self.sync.begin()
-        loss = self.pipeline.run(batch)
+        loss = self.pipeline.run(batch, scale=self.loss_scale.value)
         self.sync.finish()
         agreed = self._agree(loss)
         if agreed.is_finite:
             self._update(agreed.grad_norm)
+        self.loss_scale.update(is_finite=agreed.is_finite)
         self.journal.span("STEP", start_s)
         metrics = StepMetrics(
             step=self.step + 1,
@@ -201,15 +239,18 @@ class Trainer:
         totals = torch.stack([self.sync.norm_squared(), loss, wish])
         dist.all_reduce(totals)
         norm_squared, total_loss, num_stops = totals.tolist()
-        return Agreement(loss=total_loss, grad_norm=norm_squared**0.5, stop=num_stops > 0)
+        norm = norm_squared**0.5 / self.loss_scale.value
+        return Agreement(loss=total_loss, grad_norm=norm, stop=num_stops > 0)
 
     def _update(self, grad_norm: float) -> None:
         self.journal.begin("OPTIMIZER")
         start_s = time.time()
         self.pacer.begin()
-        clip = self.options.clip
+        clip, factor = self.options.clip, 1 / self.loss_scale.value
         if clip is not None and grad_norm > clip:
-            self.sync.scale(clip / (grad_norm + _CLIP_EPSILON))
+            factor *= clip / (grad_norm + _CLIP_EPSILON)
+        if factor != 1:
+            self.sync.scale(factor)
         self.optimizer.step(self.step)
         self.pacer.end_optimizer(self.optimizer.num_parameters)
         self.journal.span("OPTIMIZER", start_s)
@@ -224,21 +265,29 @@ class Trainer:
         # A disk may be much slower than a step.
         self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
         checkpoint.save(
-            checkpoints.CheckpointInfo.of(
-                step=self.step,
-                plan=self.plan,
-                spec=self.spec,
-                options=self.options,
-                data_digest=self._data_digest,
-            ),
+            self._checkpoint_info(),
             folder=self.folder,
-            parameters=self.sync.counted_parameters(),
             optimizer=self.optimizer,
         )
         self._saved_step = self.step
         self._limit_waits()
         self.journal.span("CHECKPOINT", start_s)
         self.journal.flush()
+
+    def _checkpoint_info(self) -> checkpoints.CheckpointInfo:
+        info = checkpoints.CheckpointInfo.of(
+            step=self.step,
+            plan=self.plan,
+            spec=self.spec,
+            options=self.options,
+            data_digest=self._data_digest,
+        )
+        if not self.loss_scale.is_used:
+            return info
+        scale = self.loss_scale
+        return info.model_copy(
+            update={"loss_scale": scale.value, "num_finite_steps": scale.num_finite}
+        )
 
     def _resume(self) -> None:
         """Go on from a checkpoint that is known to be intact; from the start where there is none.
@@ -263,19 +312,18 @@ class Trainer:
             data_digest=self._data_digest,
             folder=self.folder,
         )
-        checkpoint.load(
-            info, folder=self.folder, parameters=self.parameters, optimizer=self.optimizer
-        )
+        checkpoint.load(info, folder=self.folder, optimizer=self.optimizer)
+        self.loss_scale.restore(info.loss_scale, info.num_finite_steps)
         self.step = self._saved_step = info.step
 
     # --- Logs and limits ----------------------------------------------------------------------
 
-    def _open_logs(self, *, is_last: bool) -> RunLogs:
+    def _open_logs(self, *, reads_samples: bool) -> RunLogs:
         if self.rank == 0:
             continue_logs(self.folder, self.step)
         dist.barrier()
         reports = self.rank == reporting_rank(self.plan)
-        logs_samples = is_last and self.options.sample_log
+        logs_samples = reads_samples and self.options.sample_log
         return RunLogs(
             metrics=self.folder.metrics if reports else None,
             samples=self.folder.samples_of(self.rank) if logs_samples else None,
