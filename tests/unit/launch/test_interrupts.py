@@ -14,10 +14,12 @@ from eth_cli.launch.interrupts import RunStoppedError, counted
 @pytest.fixture(autouse=True)
 def _handlers_kept() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    first = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where the tests run under nohup
     before = [signal.getsignal(number) for number in numbers]
     yield
     after = [signal.getsignal(number) for number in numbers]
-    for number, handler in zip(numbers, before, strict=True):
+    for number, handler in zip(numbers, first, strict=True):
         signal.signal(number, handler)
     assert after == before
 
