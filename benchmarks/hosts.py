@@ -101,6 +101,11 @@ def shape(host: Host, *, bytes_per_s: float) -> None:
     )
 
 
+def ranks_by_node(plan: Plan) -> Counter[str]:
+    """How many ranks each node of a plan has, in the order of ranks."""
+    return Counter(place.device.rpartition(":")[0] for place in plan.ranks)
+
+
 def train(
     plan: Plan, options: RunOptions, root: Path, on: Sequence[Host], *, timeout_s: float = 600
 ) -> RunFolder:
@@ -108,7 +113,7 @@ def train(
     folder = RunFolder(root)
     root.mkdir(parents=True)
     prepare_folder(folder, plan, options, profile=None, first_step=0)
-    counts = Counter(place.device.rpartition(":")[0] for place in plan.ranks)
+    counts = ranks_by_node(plan)
     processes = []
     for i, (host, num_ranks) in enumerate(zip(on, counts.values(), strict=True)):
         argv = [
