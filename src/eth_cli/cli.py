@@ -369,6 +369,9 @@ def run(
             "--checkpoint-every", "N", "Steps between checkpoints; 0: only the last one.", least=0
         ),
     ] = 0,
+    keep: Annotated[
+        int | None, count("--keep", "N", "Checkpoints that stay, the newest ones; else all.")
+    ] = None,
     grad_sync: Annotated[
         str, choice("--grad-sync", GRAD_SYNCS, "When gradients are summed, and how many at once.")
     ] = "block",
@@ -409,6 +412,7 @@ def run(
         warmup_steps=warmup,
         clip=clip,
         checkpoint_every=checkpoint_every,
+        keep=keep,
         grad_sync=grad_sync,
         bucket_bytes=bucket_size,
         reduce_dtype=reduce_dtype,
@@ -437,6 +441,35 @@ def report(
     from eth_cli.commands.report import run_report
 
     run_report(run_dir=run_dir, against=against, trace=trace, as_json=as_json)
+
+
+checkpoint = typer.Typer(help="Show or verify the checkpoints of a run.", no_args_is_help=True)
+app.add_typer(checkpoint, name="checkpoint")
+
+
+@checkpoint.command("list")
+def checkpoint_list(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "Folder of a run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show the checkpoints of a run: of which step, how large, complete or damaged."""
+    from eth_cli.commands.checkpoint import run_list
+
+    run_list(run_dir=run_dir, as_json=as_json)
+
+
+@checkpoint.command("verify")
+def checkpoint_verify(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "Folder of a run.")],
+    step: Annotated[
+        int | None, count("--step", "N", "Only the one after this step.", least=0)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read all bytes of checkpoints and hold them against what was written."""
+    from eth_cli.commands.checkpoint import run_verify
+
+    run_verify(run_dir=run_dir, step=step, as_json=as_json)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -473,6 +506,8 @@ def _run(argv: list[str]) -> int:
             raise
         # The command-line library's own usage errors; it does not export their class.
         if hasattr(error, "format_message"):
+            if not error.format_message():  # a group without a command has shown its help
+                return 0
             print_faults([Fault(file="eth", field="", message=error.format_message())])
             return 2
         if isinstance(error, OSError):

@@ -27,6 +27,7 @@ def run_training(
     warmup_steps: int,
     clip: float,
     checkpoint_every: int,
+    keep: int | None,
     grad_sync: str,
     bucket_bytes: int,
     reduce_dtype: str,
@@ -71,6 +72,7 @@ def run_training(
         warmup_steps=warmup_steps,
         clip=clip,
         checkpoint_every=checkpoint_every,
+        keep=keep,
         grad_sync=grad_sync,  # type: ignore[arg-type] # one of the choices
         bucket_bytes=bucket_bytes,
         reduce_dtype=reduce_dtype,  # type: ignore[arg-type] # one of the choices

@@ -95,19 +95,50 @@ def find_intact(folder: RunFolder) -> Found:
 
     Reads the files of that checkpoint, and of damaged newer ones: a second for one to a few GB.
     """
-    damaged = []
-    for step in sorted(_steps(folder), reverse=True):
-        try:
-            info = read_info(folder, step)
-            _check_files(folder.checkpoint_of(step), info.files)
-        except ConfigError as error:
-            damaged.append(error.faults[0])
-            continue
-        return Found(info=info, damaged=tuple(damaged))
+    damaged: list[Fault] = []
+    for step in sorted(steps_of(folder), reverse=True):
+        state = examine(folder, step, contents=True)
+        if state.fault is None:
+            return Found(info=state.info, damaged=tuple(damaged))
+        damaged.append(state.fault)
     return Found(info=None, damaged=tuple(damaged))
 
 
-def _steps(folder: RunFolder) -> Iterator[int]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What is known of one checkpoint."""
+
+    step: int
+    info: CheckpointInfo | None
+    """None where it does not tell what it is of."""
+    fault: Fault | None
+    """What is wrong with it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all its files, as they were written [bytes]."""
+        return 0 if self.info is None else sum(saved.bytes for saved in self.info.files)
+
+
+def examine(folder: RunFolder, step: int, *, contents: bool) -> State:
+    """Look at the checkpoint after ``step`` steps, at names and sizes or at all its bytes."""
+    info = None
+    try:
+        info = read_info(folder, step)
+        check = _check_files if contents else check_sizes
+        check(folder.checkpoint_of(step), info.files)
+    except ConfigError as error:
+        return State(step=step, info=info, fault=error.faults[0])
+    return State(step=step, info=info, fault=None)
+
+
+def examine_all(folder: RunFolder, *, contents: bool) -> tuple[State, ...]:
+    """Every checkpoint of a run, oldest first."""
+    return tuple(examine(folder, step, contents=contents) for step in sorted(steps_of(folder)))
+
+
+def steps_of(folder: RunFolder) -> Iterator[int]:
+    """Steps of the checkpoints of a run, intact or not, in no order."""
     for path in folder.checkpoints.glob("step-*"):
         if match := re.fullmatch(r"step-(\d{6,})", path.name):
             yield int(match[1])
@@ -142,6 +173,14 @@ def _saved(path: Path) -> SavedFile:
 def _check_files(path: Path, files: tuple[SavedFile, ...]) -> None:
     """Raise ConfigError with the first file that is not as it was written."""
     # All sizes first: they cost nothing, and tell of most damage.
+    check_sizes(path, files)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(lambda saved: _check_contents(path / saved.name, saved), files):
+            pass
+
+
+def check_sizes(path: Path, files: tuple[SavedFile, ...]) -> None:
+    """Raise ConfigError with the first file of a checkpoint's folder that has another size."""
     for saved in files:
         try:
             size = (path / saved.name).stat().st_size
@@ -151,9 +190,6 @@ def _check_files(path: Path, files: tuple[SavedFile, ...]) -> None:
             _refuse(path / saved.name, f"cannot be read: {error.strerror}")
         if size != saved.bytes:
             _refuse(path / saved.name, f"has {size} bytes instead of {saved.bytes}")
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(lambda saved: _check_contents(path / saved.name, saved), files):
-            pass
 
 
 def _check_contents(path: Path, saved: SavedFile) -> None:

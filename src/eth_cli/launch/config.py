@@ -50,6 +50,8 @@ class RunOptions(Record):
     """Tokens whose logits exist at a time; 0: those of a whole micro-batch."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    keep: Positive | None = None
+    """Complete checkpoints that stay, the newest ones; None: all."""
     resume: bool = False
     """Whether to go on from the newest intact checkpoint of the run folder."""
     resume_step: Annotated[int, Field(ge=0)] | None = None

@@ -27,6 +27,9 @@ class Groups:
     """The devices that share this rank's stage."""
     owners: dict[tuple[int, ...], dist.ProcessGroup]
     """Groups of two or more owners that sum the same gradients, by their ranks."""
+    checkpoint: dist.ProcessGroup
+    """All ranks, over gloo: what writes checkpoints beside the training talks in it. Keeps the
+    bound that it was created with, for a disk may be much slower than a step."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Bound every later collective, in the world group and in all of these.
@@ -41,7 +44,7 @@ class Groups:
 def create_groups(
     plan: Plan, segments: Sequence[SyncSegment], *, rank: int, timeout: timedelta
 ) -> Groups:
-    """Create all groups of a plan: pipelines in order, their stages, owners by descending block.
+    """Create all groups of a plan: pipelines, their stages, owners by descending block, and all.
 
     Args:
         plan: The plan.
@@ -70,4 +73,9 @@ def create_groups(
         group = dist.new_group(list(ranks), timeout=timeout)
         if rank in ranks:
             owners[ranks] = group
-    return Groups(pipeline=pipeline, tensor=tensor, owners=owners)
+    return Groups(
+        pipeline=pipeline,
+        tensor=tensor,
+        owners=owners,
+        checkpoint=dist.new_group(backend="gloo", timeout=timeout),
+    )

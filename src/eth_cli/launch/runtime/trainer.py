@@ -7,11 +7,12 @@ by block meanwhile), agree with all ranks, update. Who starts the processes is n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -53,6 +54,10 @@ class Agreement:
     grad_norm: float
     stop: bool
     """Whether any rank was asked to stop."""
+    num_writing: int = 0
+    """Ranks that still write the checkpoint in the background."""
+    num_failed: int = 0
+    """Ranks on which writing it has failed."""
 
     @property
     def is_finite(self) -> bool:
@@ -173,6 +178,12 @@ class Trainer:
         """Whether this rank itself was asked to stop."""
         if options.resume:
             self._resume()
+        self._checkpoints = checkpoint.CheckpointWriter(
+            folder,
+            group=self.groups.checkpoint,
+            keep=options.keep,
+            resumed_from=self._saved_step,
+        )
         is_first_of_last = rank == plan.ranks_of(place.pipeline, len(stages) - 1)[0]
         self._logs = self._open_logs(reads_samples=is_first_of_last)
 
@@ -189,9 +200,14 @@ class Trainer:
         stop = False
         every = self.options.checkpoint_every
         while self.step < self.options.steps and not stop:
-            stop = self.train_step().stop
-            if every and self.step % every == 0:
-                self.save()
+            agreed = self.train_step()
+            stop = agreed.stop
+            if self._checkpoints.is_busy and (agreed.num_failed or not agreed.num_writing):
+                # Nobody waits here for long: every rank has written, or one has failed for all.
+                self._finish_saving()
+            if every and self.step % every == 0 and self.step < self.options.steps and not stop:
+                self._start_saving()
+        self._finish_saving()
         if self._saved_step != self.step:
             self.save()
         self._close_logs()
@@ -235,12 +251,19 @@ class Trainer:
         """
         self.journal.begin("AGREE", waits=True)
         stop = self.stop_requested or (self.rank == 0 and self.folder.stop.exists())
-        wish = torch.tensor(float(stop), dtype=torch.float64, device=self.device)
-        totals = torch.stack([self.sync.norm_squared(), loss, wish])
+        votes = torch.tensor(
+            [float(stop), *self._checkpoints.votes()], dtype=torch.float64, device=self.device
+        )
+        totals = torch.cat([torch.stack([self.sync.norm_squared(), loss]), votes])
         dist.all_reduce(totals)
-        norm_squared, total_loss, num_stops = totals.tolist()
-        norm = norm_squared**0.5 / self.loss_scale.value
-        return Agreement(loss=total_loss, grad_norm=norm, stop=num_stops > 0)
+        norm_squared, total_loss, num_stops, num_writing, num_failed = totals.tolist()
+        return Agreement(
+            loss=total_loss,
+            grad_norm=norm_squared**0.5 / self.loss_scale.value,
+            stop=num_stops > 0,
+            num_writing=int(num_writing),
+            num_failed=int(num_failed),
+        )
 
     def _update(self, grad_norm: float) -> None:
         self.journal.begin("OPTIMIZER")
@@ -258,20 +281,38 @@ class Trainer:
     # --- Checkpoints --------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint of the steps so far."""
+        """Write a checkpoint of the steps so far; on return it is complete."""
+        with self._saving("CHECKPOINT"):
+            self._checkpoints.save(self._checkpoint_info(), optimizer=self.optimizer)
+        self._saved_step = self.step
+
+    def _start_saving(self) -> None:
+        """Begin a checkpoint of the steps so far, and go on training while it is written."""
+        self._finish_saving()
+        with self._saving("CHECKPOINT"):
+            self._checkpoints.start(self._checkpoint_info(), optimizer=self.optimizer)
+        self._saved_step = self.step
+
+    def _finish_saving(self) -> None:
+        """Wait for the checkpoint in the background, if there is one; raises what it failed of."""
+        if not self._checkpoints.is_busy:
+            return
+        with self._saving("CHECKPOINT_WAIT"):
+            written = self._checkpoints.finish()
+        if written is not None:
+            self.journal.span("CHECKPOINT_WRITE", *written)
+
+    @contextlib.contextmanager
+    def _saving(self, operation: str) -> Iterator[None]:
+        """What stalls training for a checkpoint: told to the launcher, and a span."""
         self.journal.enter("saving")
-        self.journal.begin("CHECKPOINT", waits=True)
+        self.journal.begin(operation, waits=True)
         start_s = time.time()
         # A disk may be much slower than a step.
         self.groups.set_timeout(timedelta(seconds=self.options.start_timeout_s))
-        checkpoint.save(
-            self._checkpoint_info(),
-            folder=self.folder,
-            optimizer=self.optimizer,
-        )
-        self._saved_step = self.step
+        yield
         self._limit_waits()
-        self.journal.span("CHECKPOINT", start_s)
+        self.journal.span(operation, start_s)
         self.journal.flush()
 
     def _checkpoint_info(self) -> checkpoints.CheckpointInfo:

@@ -1,0 +1,108 @@
+"""A run that is killed again and again ends as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import make_pipeline, make_plan
+from launch.launching import processes_of, wait_until
+
+from eth_cli.launch.checkpoints import find_intact
+from eth_cli.launch.config import RunFolder
+from eth_cli.model_sources import load_model
+from eth_cli.plan import Plan, write_plan
+
+pytestmark = [pytest.mark.distributed]
+
+STEPS_EACH = 4
+"""So many steps a run gets on the way to each of its ends."""
+
+
+def small_plan() -> Plan:
+    """Two unequal pipelines on three CPU processes, unpaced: a step takes some 50 ms."""
+    spec = load_model("gpt-tiny")
+    blocks = spec.num_blocks
+    plan = make_plan(
+        pipelines=[
+            make_pipeline(devices=("a:0", "a:1"), cuts=(6,), num_blocks=blocks, micro_batches=3),
+            make_pipeline(devices=("a:2",), num_blocks=blocks, micro_batches=2),
+        ]
+    )
+    return Plan.model_validate(plan.model_dump() | {"model_spec": spec, "seq_len": 32})
+
+
+def start(plan: Path, out: Path, steps: int, *more: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "eth_cli", "run", str(plan), "--steps", str(steps)),
+            *("--out", str(out), "--checkpoint-every", "1", "--keep", "3", *more),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def losses(out: Path) -> list[tuple[int, float]]:
+    path = RunFolder(out).metrics
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return [(record["step"], record["loss"]) for record in records]
+
+
+@pytest.mark.parametrize(
+    "num_kills",
+    [
+        pytest.param(2, marks=pytest.mark.timeout(240)),
+        pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_every_restart_goes_on_from_the_newest_checkpoint(tmp_path: Path, num_kills: int) -> None:
+    rng = random.Random(num_kills)
+    plan = tmp_path / "plan.json"
+    write_plan(plan, small_plan())
+    steps = STEPS_EACH * (num_kills + 1)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    assert start(plan, whole, steps).wait(180) == 0
+    resume: tuple[str, ...] = ()
+    for kill in range(num_kills):
+        process = start(plan, out, steps, *resume)
+        known = STEPS_EACH * kill
+        wait_until(
+            lambda known=known, process=process: (  # type: ignore[misc] # bound for each round
+                process.poll() is not None or any(step > known for step, _ in losses(out))
+            ),
+            seconds=90,
+            what=f"a step after {known}",
+        )
+        time.sleep(rng.uniform(0, 0.2))
+        # Everything of the run at once, as when a machine goes down.
+        for pid in [process.pid, *processes_of(out)]:
+            with_pid_gone(pid)
+        process.wait(30)
+        wait_until(lambda: processes_of(out) == {}, seconds=30, what="all processes gone")
+        newest = find_intact(RunFolder(out))
+        assert newest.damaged == ()
+        resume = ("--resume",)
+    assert start(plan, out, steps, *resume).wait(180) == 0
+    assert losses(out) == losses(whole)
+    newest_info = find_intact(RunFolder(out)).info
+    assert newest_info is not None
+    assert newest_info.step == steps
+
+
+def with_pid_gone(pid: int) -> None:
+    """Kill a process that may be gone already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
