@@ -62,8 +62,9 @@ def test_a_checkpoint_is_of_its_step_though_training_went_on(
     # The second one waited for the first, and has used its buffers; the third is the last save.
     for step in (3, 6, 9):
         assert checkpoints.examine(folder, step, contents=True).fault is None
-        until = options.model_copy(update={"steps": step, "checkpoint_every": 0})
-        expected = run_plan(plan, SPEC, until, source, root=tmp_path / f"until-{step}")
+        one = options.model_copy(update={"checkpoint_every": 0})
+        args = (plan, SPEC, one, str(tmp_path / f"until-{step}"), source, step)
+        expected = pool.run(train, *args, num_ranks=5)
         there = tmp_path / f"at-{step}"
         shutil.copytree(folder.checkpoint_of(step), RunFolder(there).checkpoint_of(step))
         again = options.model_copy(update={"steps": step, "resume": True})

@@ -61,15 +61,12 @@ def test_what_was_damaged_at_the_start_does_not_count_until_it_is_written_anew(
     folder: RunFolder,
 ) -> None:
     # Sizes are right, but the run went on from step 4: 6 and 8 were found to be damaged.
-    retention = Retention(folder, keep=1, resumed_from=4)
-    retention.remove_old(5)
-    assert left(folder) == [6, 8]
-    write(folder, 5)
-    retention.remove_old(6)
-    assert left(folder) == [6, 8]
-    retention = Retention(folder, keep=2, resumed_from=5)
-    retention.remove_old(8)
-    assert left(folder) == [6, 8]
+    retention = Retention(folder, keep=2, resumed_from=4)
+    for newest, expected in ((5, [4, 5, 6, 8]), (6, [5, 6, 8]), (9, [6, 8, 9])):
+        if newest != 6:
+            write(folder, newest)
+        retention.remove_old(newest)  # 6 was written anew, 8 never was
+        assert left(folder) == expected
 
 
 def test_checkpoints_of_later_steps_stay(folder: RunFolder) -> None:
