@@ -62,7 +62,7 @@ def losses(out: Path) -> list[tuple[int, float]]:
 @pytest.mark.parametrize(
     "num_kills",
     [
-        pytest.param(2, marks=pytest.mark.timeout(240)),
+        pytest.param(1, marks=pytest.mark.timeout(240)),
         pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
