@@ -26,6 +26,9 @@ class StepRecord:
     tokens: int
     """Valid tokens of the global batch."""
     step_time_s: float
+    grad_norm: float | None = None
+    """Before clipping; None for a skipped step."""
+    lr: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,15 +97,21 @@ def parse_step(line: bytes | str) -> StepRecord | None:
     """The record of a line; None when it is not one."""
     try:
         data: dict[str, Any] = json.loads(line)
-        loss = data.get("loss")
         return StepRecord(
             step=int(data["step"]),
-            loss=None if loss is None else float(loss),
+            loss=_number(data, "loss"),
             tokens=int(data["tokens"]),
             step_time_s=float(data["step_time_s"]),
+            grad_norm=_number(data, "grad_norm"),
+            lr=_number(data, "lr"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _number(data: dict[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    return None if value is None else float(value)
 
 
 class Speedometer:
