@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError
+from eth_cli.launch.utilisation import Utilisation
 
 _WINDOW = 20
 """Steps that the present speed is the median of."""
@@ -46,6 +47,8 @@ class Progress:
     """Of this step [s]."""
     eta_s: float
     """Until the last step, at the median speed of the last 20 [s]."""
+    utilisation: Utilisation = field(default_factory=Utilisation)
+    """Of this step."""
 
 
 class MetricsTail:
@@ -121,7 +124,7 @@ class Speedometer:
         self._steps = steps
         self._recent: deque[StepRecord] = deque(maxlen=_WINDOW)
 
-    def progress(self, record: StepRecord) -> Progress:
+    def progress(self, record: StepRecord, utilisation: Utilisation | None = None) -> Progress:
         """The progress after one more step."""
         self._recent.append(record)
         # The first step also allocates and connects; it says little about the next ones.
@@ -134,4 +137,5 @@ class Speedometer:
             tokens_per_s=sum(r.tokens for r in steady) / total_s if total_s > 0 else 0.0,
             step_time_s=record.step_time_s,
             eta_s=(self._steps - record.step) * statistics.median(r.step_time_s for r in steady),
+            utilisation=utilisation or Utilisation(),
         )
