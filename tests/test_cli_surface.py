@@ -89,7 +89,7 @@ SURFACE = {
         "--warmup",
         "plan",
     ],
-    "report": ["--against", "--json", "--trace", "run_dir"],
+    "report": ["--against", "--html", "--json", "--trace", "run_dir"],
     "checkpoint list": ["--json", "run_dir"],
     "checkpoint verify": ["--json", "--step", "run_dir"],
 }

@@ -435,12 +435,15 @@ def report(
         Path | None,
         path("--trace", "trace.json", "Write predicted over measured as Chrome trace."),
     ] = None,
+    html: Annotated[
+        Path | None, path("--html", "FILE", "Write the report as one page for a browser.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show predicted against measured step time of a run, term by term."""
     from eth_cli.commands.report import run_report
 
-    run_report(run_dir=run_dir, against=against, trace=trace, as_json=as_json)
+    run_report(run_dir=run_dir, against=against, trace=trace, html=html, as_json=as_json)
 
 
 checkpoint = typer.Typer(help="Show or verify the checkpoints of a run.", no_args_is_help=True)

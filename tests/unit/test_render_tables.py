@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console, RenderableType
 from eth_cli.errors import Fault, InfeasibleError
 from eth_cli.launch.progress import Progress
 from eth_cli.launch.run import RunResult
+from eth_cli.launch.utilisation import Utilisation
 from eth_cli.plan import UnusedDevice
 from eth_cli.render.console import print_error, print_faults
 from eth_cli.render.plan import comparison_table, plan_view, search_view
@@ -146,6 +148,14 @@ def test_a_search_tells_its_proof_and_what_is_unused() -> None:
 def test_progress_and_end_of_a_run() -> None:
     now = Progress(step=3, steps=9, loss=4.25, tokens_per_s=1234.5, step_time_s=0.75, eta_s=4.4)
     assert describe(now) == "loss 4.2500  750 ms/step  1,234 tokens/s  4 s left"
+    used = Utilisation(busy_share=0.834, memory_bytes=3 * 2**29, memory_share=0.754)
+    assert describe(replace(now, utilisation=used, eta_s=7384.0)) == (
+        "loss 4.2500  750 ms/step  1,234 tokens/s  busy 83 %  memory 1.5 GiB (75 %)  2 h 3 min left"
+    )
+    used = Utilisation(busy_share=0.834, mfu=0.4123, memory_bytes=3 * 2**29)
+    assert describe(replace(now, utilisation=used, eta_s=119.7)) == (
+        "loss 4.2500  750 ms/step  1,234 tokens/s  MFU 41.2 %  memory 1.5 GiB  2 min 0 s left"
+    )
     skipped = Progress(step=3, steps=9, loss=None, tokens_per_s=1.0, step_time_s=0.75, eta_s=4.4)
     assert describe(skipped).startswith("skipped, not finite")
     result = RunResult(

@@ -4,84 +4,22 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import make_cluster, make_pipeline, make_plan, make_profile
 from rich.console import Console
+from run_folders import OVERHEAD_S, planned, write_run
 
 from eth_cli.errors import ConfigError
 from eth_cli.events import Scalar, Span, write_events
 from eth_cli.launch.config import RunFolder
-from eth_cli.plan import Plan, write_plan
-from eth_cli.profile.table import write_profile
 from eth_cli.render.report import report_view
 from eth_cli.report import Report, TermReport, build_report, measure_step
 from eth_cli.search.pacing import self_contained
 from eth_cli.search.simulate import simulate
-
-EPOCH_S = 1_796_152_521.0
-OVERHEAD_S = 0.003
-"""Time of a written step beyond what is simulated."""
-
-
-def planned(*, predicted: bool = True, cluster: bool = True) -> Plan:
-    plan = make_plan()
-    simulation = simulate(plan, make_profile(), make_cluster())
-    changes: dict[str, object] = {}
-    if predicted:
-        changes["predicted"] = simulation.prediction()
-    if cluster:
-        changes["cluster"] = make_cluster()
-    return plan.model_copy(update=changes)
-
-
-def write_run(
-    root: Path,
-    plan: Plan,
-    *,
-    slowness: Sequence[float] = (9.0, 1.0, 1.0, 1.0),
-    skipped: Sequence[int] = (),
-    profile: bool = True,
-) -> RunFolder:
-    """A run folder whose steps took ``slowness`` times what the simulator says."""
-    folder = RunFolder(root)
-    folder.events.mkdir(parents=True)
-    write_plan(folder.plan, plan)
-    if profile:
-        write_profile(folder.profile, make_profile())
-    simulation = simulate(plan, make_profile(), make_cluster())
-    lines = []
-    start_s = EPOCH_S
-    for step, factor in enumerate(slowness, start=1):
-        length_s = simulation.step_time_s * factor + OVERHEAD_S
-        spans = [
-            replace(
-                span,
-                start_s=start_s + OVERHEAD_S + span.start_s * factor,
-                stop_s=start_s + OVERHEAD_S + span.stop_s * factor,
-                step=step,
-            )
-            for span in simulation.spans
-            if not (step in skipped and span.name == "OPTIMIZER")
-        ]
-        for place in plan.ranks:
-            own = [span for span in spans if span.rank == place.rank]
-            whole = Span(
-                rank=place.rank,
-                name="STEP",
-                start_s=start_s,
-                stop_s=start_s + length_s,
-                step=step,
-            )
-            write_events(folder.events_of(place.rank), [*own, whole])
-        line: dict[str, object] = {"step": step, "tokens": 900, "step_time_s": length_s, "lr": 0.1}
-        lines.append(line | ({"skipped": True} if step in skipped else {"loss": 5 - step / 4}))
-        start_s += length_s
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def by_name(report: Report) -> dict[str, tuple[float | None, float]]:
@@ -144,6 +82,119 @@ def test_stages_are_compared_one_by_one(tmp_path: Path) -> None:
         assert stage.measured_busy_share == pytest.approx(stage.predicted_busy_share, rel=0.05)
     # Stage 0 of pipeline 0, by hand: embedding and five layers on `fast`.
     assert report.stages[0].predicted_forward_s == pytest.approx(0.0004 + 5 * 0.0031)
+
+
+def test_shares_of_the_step_are_measured_as_they_are_predicted(tmp_path: Path) -> None:
+    plan = planned()
+    folder = write_run(tmp_path / "run", plan, slowness=(5.0, 2.0, 2.0))
+    report = build_report(folder.root)
+    names = ("compute", "bubble", "sync", "optimizer", "other")
+    overhead = OVERHEAD_S / report.measured_step_time_s
+    for stage in report.stages:
+        predicted, measured = stage.predicted_shares, stage.measured_shares
+        assert predicted is not None
+        assert sum(getattr(measured, name) for name in names) == pytest.approx(1)
+        assert measured.compute == pytest.approx(stage.measured_busy_share, rel=1e-3)
+        assert predicted.compute == pytest.approx(stage.predicted_busy_share)
+        for name in names:
+            assert getattr(measured, name) == pytest.approx(
+                getattr(predicted, name), abs=1.01 * overhead
+            ), name
+    # By hand: stage 1 of pipeline 1 does nothing but its 3 x (F + B), until its last B ends.
+    simulation = simulate(plan, make_profile(), make_cluster())
+    figures = next(f for f in simulation.stages if (f.pipeline, f.stage) == (1, 1))
+    own = next(s for s in report.stages if (s.pipeline, s.stage) == (1, 1)).predicted_shares
+    assert own is not None
+    idle_s = simulation.pipeline_end_s[1] - 3 * (figures.forward_s + figures.backward_s)
+    assert own.bubble == pytest.approx(idle_s / simulation.step_time_s)
+
+
+def test_the_slowest_stage_and_why(tmp_path: Path) -> None:
+    plan = planned()
+    report = build_report(write_run(tmp_path / "run", plan, slowness=(5.0, 2.0, 2.0)).root)
+    most = max(report.stages, key=lambda stage: stage.measured_busy_share)
+    slowest = report.slowest
+    assert (slowest.pipeline, slowest.stage) == (most.pipeline, most.stage)
+    assert slowest.cause == "compute"
+    assert slowest.compute_over_predicted == pytest.approx(1, rel=1e-2)
+
+
+def test_a_stage_that_waits_most_of_the_step_is_said_to_wait(tmp_path: Path) -> None:
+    # With one micro-batch, stages work one after the other.
+    long = make_pipeline(devices=("a:0", "a:1", "b:0", "b:1"), cuts=(3, 5, 6), micro_batches=1)
+    plan = make_plan(pipelines=(long,)).model_copy(update={"cluster": make_cluster()})
+    report = build_report(write_run(tmp_path / "run", plan).root)
+    assert report.slowest.cause == "bubble"
+    assert report.slowest.compute_over_predicted == pytest.approx(0, abs=0.01)
+
+
+def test_exposed_sync_is_the_term_of_that_name(tmp_path: Path) -> None:
+    plan = planned()
+    report = build_report(write_run(tmp_path / "run", plan).root)
+    expected = simulate(plan, make_profile(), make_cluster()).terms["gradsync_s"]
+    assert expected > 0
+    assert report.exposed_sync.predicted_s == pytest.approx(expected)
+    assert report.exposed_sync.measured_s == pytest.approx(expected, abs=5e-6)
+
+
+def test_memory_of_every_rank(tmp_path: Path) -> None:
+    plan = planned()
+    folder = write_run(tmp_path / "run", plan)
+    for rank, value in ((0, 7e8), (0, 8e8), (0, 6e8), (2, 5e8)):
+        write_events(
+            folder.events_of(rank), [Scalar(rank=rank, name="peak_memory_bytes", value=value)]
+        )
+    report = build_report(folder.root)
+    assert [m.device for m in report.memory] == [place.device for place in plan.ranks]
+    assert [m.measured_bytes for m in report.memory] == [800_000_000, None, 500_000_000, None]
+    simulation = simulate(plan, make_profile(), make_cluster())
+    assert [m.predicted_bytes for m in report.memory] == [m.bytes for m in simulation.memory]
+    capacities = [make_cluster().type_of(m.device).memory_bytes for m in report.memory]
+    assert [m.capacity_bytes for m in report.memory] == capacities
+    assert report.notes == ()  # No device is emulated.
+
+
+def test_memory_of_processes_that_play_devices_is_said_to_be_theirs(tmp_path: Path) -> None:
+    plan = self_contained(planned(), make_cluster(emulated=True), make_profile(), None)
+    folder = write_run(tmp_path / "run", plan)
+    write_events(folder.events_of(0), [Scalar(rank=0, name="peak_memory_bytes", value=1e9)])
+    report = build_report(folder.root)
+    assert report.memory[0].is_emulated
+    assert any("memory of emulated devices" in note for note in report.notes)
+
+
+def test_devices_that_share_a_stage_are_counted_once() -> None:
+    def work(rank: int, name: str, start_s: float, stop_s: float) -> Span:
+        return Span(rank=rank, name=name, start_s=start_s, stop_s=stop_s, pipeline=0, stage=0)
+
+    spans = [
+        work(rank, name, start_s + rank / 100, stop_s + rank / 100)
+        for rank in (0, 1)
+        for name, start_s, stop_s in (("F", 0, 1), ("B", 1, 3))
+    ]
+    assert measure_step(spans)["compute_s"] == pytest.approx(3.0)
+    assert measure_step(spans)["bubble_s"] == pytest.approx(0.0)
+
+
+def test_the_tables_show_memory_shares_and_the_slowest_stage(tmp_path: Path) -> None:
+    report = build_report(write_run(tmp_path / "run", planned()).root)
+    console = Console(width=110, record=True, file=io.StringIO())
+    for part in report_view(report):
+        console.print(part)
+    text = console.export_text()
+    for words in ("what stages do with the step", "slowest: stage", "peak memory", "bubble"):
+        assert words in text
+    data = report.as_data()
+    assert {"memory", "exposed_sync", "slowest", "stages"} <= set(data)
+    assert set(data["stages"][0]["measured_shares"]) == {
+        "compute",
+        "bubble",
+        "sync",
+        "optimizer",
+        "other",
+    }
+    assert data["memory"][0]["predicted_bytes"] == report.memory[0].predicted_bytes
+    json.dumps(data)
 
 
 def test_both_timelines_start_at_zero(tmp_path: Path) -> None:

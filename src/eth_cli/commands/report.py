@@ -14,7 +14,14 @@ from eth_cli.report import build_report
 from eth_cli.stdout import is_stdout
 
 
-def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_json: bool) -> None:
+def run_report(
+    *,
+    run_dir: Path,
+    against: Path | None,
+    trace: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
     """Show a run's step time, predicted against measured, or two runs side by side.
 
     Raises:
@@ -22,8 +29,9 @@ def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_js
     """
     from eth_cli.render.report import comparison_view, report_view
 
-    if trace is not None:
-        arguments.output_file("--trace", trace)
+    for option, output in (("--trace", trace), ("--html", html)):
+        if output is not None:
+            arguments.output_file(option, output)
     report = build_report(arguments.input_folder(run_dir))
     comparison = (
         None if against is None else compare(report, build_report(arguments.input_folder(against)))
@@ -40,6 +48,13 @@ def run_report(*, run_dir: Path, against: Path | None, trace: Path | None, as_js
         if is_stdout(trace):
             return
         print_note(f"wrote {trace}")
+    if html is not None:
+        from eth_cli.render.html.page import report_page
+
+        serde.write_text(html, report_page(report, read_plan(RunFolder(run_dir).plan)))
+        if is_stdout(html):
+            return
+        print_note(f"wrote {html}")
     if as_json:
         print_json(serde.dump_json((comparison or report).as_data()))
     elif comparison is not None:

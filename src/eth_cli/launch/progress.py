@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError
+from eth_cli.launch.utilisation import Utilisation
 
 _WINDOW = 20
 """Steps that the present speed is the median of."""
@@ -26,6 +27,9 @@ class StepRecord:
     tokens: int
     """Valid tokens of the global batch."""
     step_time_s: float
+    grad_norm: float | None = None
+    """Before clipping; None for a skipped step."""
+    lr: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +47,8 @@ class Progress:
     """Of this step [s]."""
     eta_s: float
     """Until the last step, at the median speed of the last 20 [s]."""
+    utilisation: Utilisation = field(default_factory=Utilisation)
+    """Of this step."""
 
 
 class MetricsTail:
@@ -94,15 +100,21 @@ def parse_step(line: bytes | str) -> StepRecord | None:
     """The record of a line; None when it is not one."""
     try:
         data: dict[str, Any] = json.loads(line)
-        loss = data.get("loss")
         return StepRecord(
             step=int(data["step"]),
-            loss=None if loss is None else float(loss),
+            loss=_number(data, "loss"),
             tokens=int(data["tokens"]),
             step_time_s=float(data["step_time_s"]),
+            grad_norm=_number(data, "grad_norm"),
+            lr=_number(data, "lr"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _number(data: dict[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    return None if value is None else float(value)
 
 
 class Speedometer:
@@ -112,7 +124,7 @@ class Speedometer:
         self._steps = steps
         self._recent: deque[StepRecord] = deque(maxlen=_WINDOW)
 
-    def progress(self, record: StepRecord) -> Progress:
+    def progress(self, record: StepRecord, utilisation: Utilisation | None = None) -> Progress:
         """The progress after one more step."""
         self._recent.append(record)
         # The first step also allocates and connects; it says little about the next ones.
@@ -125,4 +137,5 @@ class Speedometer:
             tokens_per_s=sum(r.tokens for r in steady) / total_s if total_s > 0 else 0.0,
             step_time_s=record.step_time_s,
             eta_s=(self._steps - record.step) * statistics.median(r.step_time_s for r in steady),
+            utilisation=utilisation or Utilisation(),
         )

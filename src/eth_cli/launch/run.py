@@ -28,6 +28,7 @@ from eth_cli.launch.preflight import check_runnable
 from eth_cli.launch.progress import MetricsTail, Progress, Speedometer, StepRecord
 from eth_cli.launch.runtime.pacing import stage_pace
 from eth_cli.launch.status import Status, read_status
+from eth_cli.launch.utilisation import Gauge
 from eth_cli.plan import Plan
 from eth_cli.profile.table import Profile
 from eth_cli.schedule import Action, Op
@@ -229,6 +230,7 @@ class Execution:
         state = supervise.initial(self.job.num_ranks, limits)
         metrics = MetricsTail(folder.metrics, after_step=self.first_step)
         speed = Speedometer(steps=self.options.steps)
+        gauge = Gauge(self.plan)
         while True:
             for _ in range(interrupts.count - state.num_interrupts):
                 state, actions = supervise.advance(state, supervise.Interrupted())
@@ -253,7 +255,8 @@ class Execution:
             for record in metrics.read():
                 records.append(record)
                 if self.on_progress is not None:
-                    self.on_progress(speed.progress(record))
+                    used = gauge.read(statuses, step_time_s=record.step_time_s)
+                    self.on_progress(speed.progress(record, used))
             step = records[-1].step if records else self.first_step
             if self._act(actions, step):
                 return any(

@@ -35,6 +35,10 @@ class Status:
     """When the operation began [s since the epoch]."""
     error: str = ""
     """Message of the failure that ended the rank; of a stopped one: who asked it to."""
+    memory_bytes: int | None = None
+    """Most memory that the rank has held; None before its first step is done."""
+    busy_share: float | None = None
+    """Part of its last step that it computed, forwards and backwards; None before that."""
 
 
 class StatusWriter:
@@ -42,6 +46,8 @@ class StatusWriter:
 
     def __init__(self, path: str | Path, *, rank: int) -> None:
         self._rank = rank
+        self._memory_bytes: int | None = None
+        self._busy_share: float | None = None
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written, not only sized: a page that a full disk has no room for kills who writes to it.
@@ -49,6 +55,10 @@ class StatusWriter:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self.update(state="starting", step=0, operation="start", waits=False)
+
+    def note(self, *, memory_bytes: int | None, busy_share: float | None) -> None:
+        """What the next updates say of memory and of the last step."""
+        self._memory_bytes, self._busy_share = memory_bytes, busy_share
 
     def update(
         self, *, state: str, step: int, operation: str, waits: bool, error: str = ""
@@ -63,6 +73,8 @@ class StatusWriter:
             waits=waits,
             time_s=time.time(),
             error=error[:500],
+            memory_bytes=self._memory_bytes,
+            busy_share=self._busy_share,
         )
         data = _encode(status)
         while len(data) >= _SIZE and status.error:

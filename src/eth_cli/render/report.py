@@ -12,7 +12,7 @@ from eth_cli.comparison import Comparison
 from eth_cli.render.plan import TERM_WORDS
 from eth_cli.render.tables import join_devices, new_table, titled
 from eth_cli.report import Report
-from eth_cli.units import format_seconds
+from eth_cli.units import format_bytes, format_seconds
 
 NOTHING = "-"
 _NOTABLE = 0.05
@@ -33,6 +33,9 @@ def report_view(report: Report) -> Iterator[RenderableType]:
             style="dim",
         )
     yield titled("stages, one micro-batch: predicted / measured", _stage_table(report))
+    yield titled("what stages do with the step: predicted / measured", _share_table(report))
+    yield slowest_line(report)
+    yield titled("peak memory", _memory_table(report))
     if report.first_loss is not None and report.last_loss is not None:
         yield Text(f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}")
     for note in report.notes:
@@ -118,12 +121,88 @@ def _stage_table(report: Report) -> Table:
     return table
 
 
+def _share_table(report: Report) -> Table:
+    table = new_table(
+        left=("pipeline", "stage", "device"),
+        right=("compute", "bubble", "sync", "optimizer", "other"),
+        droppable=("other", "optimizer"),
+    )
+    previous = 0
+    for stage in report.stages:
+        if stage.pipeline != previous:
+            table.add_section()
+        previous = stage.pipeline
+        predicted, measured = stage.predicted_shares, stage.measured_shares
+        table.add_row(
+            str(stage.pipeline),
+            str(stage.stage),
+            join_devices(stage.devices),
+            *(
+                f"{_percent(None if predicted is None else getattr(predicted, name))} / "
+                f"{_percent(getattr(measured, name))}"
+                for name in ("compute", "bubble", "sync", "optimizer", "other")
+            ),
+        )
+    return table
+
+
+CAUSES = {
+    "compute": "limited by its computing",
+    "bubble": "limited by waiting for its neighbours",
+    "sync": "limited by waiting for gradients and for slower pipelines",
+    "other": "limited by what is neither computing nor waiting",
+}
+"""What a slowest stage spends most of the step on."""
+
+
+def slowest_line(report: Report) -> Text:
+    """Which stage is the slowest, and why."""
+    slowest = report.slowest
+    stage = next(
+        s for s in report.stages if (s.pipeline, s.stage) == (slowest.pipeline, slowest.stage)
+    )
+    shares = stage.measured_shares
+    line = (
+        f"slowest: stage {stage.stage} of pipeline {stage.pipeline} "
+        f"({join_devices(stage.devices)}), {CAUSES[slowest.cause]}: computes "
+        f"{_percent(shares.compute)} of the step, waits {_percent(shares.bubble + shares.sync)}"
+    )
+    over = slowest.compute_over_predicted
+    if over is not None:
+        line += f"; its computing takes {100 * abs(over):.1f} % "
+        line += "longer than predicted" if over >= 0 else "less than predicted"
+    return Text(line)
+
+
+def _memory_table(report: Report) -> Table:
+    table = new_table(
+        left=("rank", "device"),
+        right=("pipeline", "stage", "predicted", "measured", "capacity"),
+        droppable=("pipeline", "stage"),
+    )
+    for memory in report.memory:
+        table.add_row(
+            str(memory.rank),
+            memory.device,
+            str(memory.pipeline),
+            str(memory.stage),
+            _bytes(memory.predicted_bytes),
+            _bytes(memory.measured_bytes),
+            _bytes(memory.capacity_bytes),
+        )
+    return table
+
+
+def _bytes(value: int | None) -> str:
+    return NOTHING if value is None else format_bytes(value)
+
+
 def _seconds(value: float | None) -> str:
     return NOTHING if value is None else format_seconds(value)
 
 
 def _percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.0f} %"
+    return NOTHING if share is None else f"{round(100 * share)} %"
 
 
 def _loss(value: float | None) -> str:

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from eth_cli.launch.progress import Progress as StepProgress
 from eth_cli.launch.run import RunResult
+from eth_cli.launch.utilisation import Utilisation
 from eth_cli.plan import Plan
 from eth_cli.render.console import console, print_note, print_warning
-from eth_cli.units import format_seconds
+from eth_cli.units import format_bytes, format_seconds
 
 LINE_EVERY_S = 10.0
 """Time between two lines of progress where there is no terminal [s]."""
@@ -69,10 +70,37 @@ def show_notice(text: str) -> None:
 def describe(now: StepProgress) -> str:
     """The figures that people watch, on one line."""
     loss = "skipped, not finite" if now.loss is None else f"loss {now.loss:.4f}"
-    return (
-        f"{loss}  {format_seconds(now.step_time_s)}/step  {now.tokens_per_s:,.0f} tokens/s  "
-        f"{now.eta_s:,.0f} s left"
-    )
+    words = [
+        loss,
+        f"{format_seconds(now.step_time_s)}/step",
+        f"{now.tokens_per_s:,.0f} tokens/s",
+        *_utilisation(now.utilisation),
+        f"{_time_left(now.eta_s)} left",
+    ]
+    return "  ".join(words)
+
+
+def _utilisation(used: Utilisation) -> Iterator[str]:
+    if used.mfu is not None:
+        yield f"MFU {100 * used.mfu:.1f} %"
+    elif used.busy_share is not None:
+        yield f"busy {100 * used.busy_share:.0f} %"
+    if used.memory_bytes is not None:
+        share = "" if used.memory_share is None else f" ({100 * used.memory_share:.0f} %)"
+        yield f"memory {format_bytes(used.memory_bytes)}{share}"
+
+
+def _time_left(seconds: float) -> str:
+    """``45 s``, ``12 min 5 s``, ``3 h 20 min`` or ``2 d 4 h``."""
+    whole = round(seconds)
+    for size, name, smaller, smaller_name in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // smaller} {smaller_name}"
+    return f"{whole} s"
 
 
 def run_summary(plan: Plan, result: RunResult) -> Text:

@@ -25,6 +25,7 @@ class Journal:
         self._events_path = events_path
         self._events: list[Event] = []
         self._state = "starting"
+        self._peak_memory_bytes: int | None = None
         self.step = 0
         """Optimizer step in progress, from 1; 0 before training."""
         self.operation = "start"
@@ -84,6 +85,27 @@ class Journal:
                 blocks=blocks,
             )
         )
+
+    def end_step(self, start_s: float, *, memory_bytes: int) -> None:
+        """A step that began at ``start_s`` is over [s since the epoch].
+
+        ``memory_bytes``: most that this rank has held so far. An event tells of it when it grew.
+        """
+        self.span("STEP", start_s)
+        duration_s = time.time() - start_s
+        computed_s = sum(
+            event.duration_s
+            for event in self._events
+            if isinstance(event, Span) and event.name in ("F", "B")
+        )
+        if memory_bytes > (self._peak_memory_bytes or 0):
+            self._peak_memory_bytes = memory_bytes
+            self.scalar("peak_memory_bytes", memory_bytes)
+        if self._status is not None:
+            self._status.note(
+                memory_bytes=self._peak_memory_bytes,
+                busy_share=computed_s / duration_s if duration_s > 0 else None,
+            )
 
     def scalar(self, name: str, value: float) -> None:
         """A number measured on this rank; its name says the unit."""

@@ -225,7 +225,7 @@ class Trainer:
         if agreed.is_finite:
             self._update(agreed.grad_norm)
         self.loss_scale.update(is_finite=agreed.is_finite)
-        self.journal.span("STEP", start_s)
+        self.journal.end_step(start_s, memory_bytes=_peak_memory_bytes(self.device))
         metrics = StepMetrics(
             step=self.step + 1,
             loss=agreed.loss,
@@ -375,7 +375,6 @@ class Trainer:
             self.journal.scalar(paces.MISSED, self.pacer.num_missed)
             self.journal.scalar(paces.WORST, self.pacer.worst_miss_s)
             self.journal.scalar("lost_pace_s", self.pacer.lost_s)
-        self.journal.scalar("peak_memory_bytes", _peak_memory_bytes(self.device))
         self.journal.flush()
         self._logs.close()
 
