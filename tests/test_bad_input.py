@@ -358,6 +358,12 @@ OPTION_CASES = [
     option("seed", "--seed -1", "--seed", "-1", command="run"),
     option("out-is-a-file", "--out text.txt", "text.txt", "file", command="run"),
     option("data-missing", "--data none.txt", "none.txt", command="run"),
+    option("data-weight", "--data text.txt=much", "--data", "'much'", command="run"),
+    option("data-weight-zero", "--data text.txt=0", "--data", "'0'", command="run"),
+    option("data-half-weighed", "--data text.txt=2", "text.txt", "no weight", command="run"),
+    option("tokenizer-missing", "--tokenizer t.json", "t.json", "no such", command="run"),
+    option("tokenizer-other", "--tokenizer plan.json", "plan.json", "tokenizer", command="run"),
+    option("text-field", "--data d.jsonl --text-field x", "d.jsonl", "no such", command="run"),
     option("nothing-to-resume", "--resume", "run", "resume", command="run"),
     option("model-unknown", "--model gpt-9", "--model", "gpt-9", "gpt2", command="profile"),
     option(

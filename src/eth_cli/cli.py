@@ -87,6 +87,8 @@ app = typer.Typer(
 SPACE, EFFORT = "Which plans", "How long to search"
 AGAIN, QUESTIONS = "Planning again", "Questions about the plan"
 """Sections of the help of `eth plan`."""
+DATA = "What is trained on"
+"""A section of the help of `eth run`."""
 
 
 CLUSTER = path("--cluster", "C.yaml", "Cluster file: nodes, devices, network.")
@@ -345,7 +347,21 @@ def run(
     ],
     out: Annotated[Path, path("--out", "RUN_DIR", "Folder of the run.")],
     data: Annotated[
-        Path | None, path("--data", "PATH", "Text file or folder; else built-in text.")
+        list[str] | None,
+        words("--data", "PATH[=WEIGHT]", "Train on this; else on built-in text. Repeatable.", DATA),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        words("--tokenizer", "FILE|bytes", "tokenizer.json; else text is used by bytes.", DATA),
+    ] = None,
+    text_field: Annotated[
+        str, words("--text-field", "NAME", "Where a JSONL record holds its text.", DATA)
+    ] = "text",
+    ignore_borders: Annotated[
+        bool, flag("--ignore-borders", "No document's first token is a label.", DATA)
+    ] = False,
+    data_cache: Annotated[
+        Path | None, path("--data-cache", "DIR", "Folder of the token cache.", panel=DATA)
     ] = None,
     cluster: OptionalClusterOption = None,
     profile: Annotated[
@@ -397,6 +413,7 @@ def run(
     ] = False,
 ) -> None:
     """Train by a plan: one worker for each device."""
+    from eth_cli.commands.data import data_options
     from eth_cli.commands.run import run_training
 
     run_training(
@@ -405,7 +422,13 @@ def run(
         profile_path=profile,
         model_source=model,
         out=out,
-        data=data,
+        data=data_options(
+            data,
+            tokenizer=tokenizer,
+            text_field=text_field,
+            ignore_borders=ignore_borders,
+            cache=data_cache,
+        ),
         steps=steps,
         seed=seed,
         learning_rate=learning_rate,

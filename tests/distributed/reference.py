@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 # the name that everyone knows it by
 
 from eth_cli.launch.config import RunOptions
-from eth_cli.launch.runtime.data import SampleOrder
+from eth_cli.launch.order import SampleOrder
 from eth_cli.launch.runtime.optim import learning_rate
 from eth_cli.model import ModelSpec
 from eth_cli.models.build import build_block, canonical_name, initialise_block

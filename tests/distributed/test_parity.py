@@ -23,7 +23,7 @@ from distributed.training import (
 
 from eth_cli.launch.config import RunOptions
 from eth_cli.launch.dataset import IGNORED_LABEL, WindowedTokens
-from eth_cli.launch.runtime.data import SampleOrder
+from eth_cli.launch.order import SampleOrder
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan
 

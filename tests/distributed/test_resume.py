@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from eth_cli.errors import ConfigError
 from eth_cli.launch import checkpoints
 from eth_cli.launch.config import CHECKPOINT_MARKER, RunFolder, RunOptions
+from eth_cli.launch.order import SampleOrder
 from eth_cli.launch.runtime import checkpoint
-from eth_cli.launch.runtime.data import SampleOrder
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan
 

@@ -1,4 +1,4 @@
-"""The order of samples and the learning rate: functions of the options, never of the plan."""
+"""This rank's part of a batch, and the learning rate: never does more depend on the plan."""
 
 from __future__ import annotations
 
@@ -8,32 +8,10 @@ import torch
 from distributed.training import SEQ_LEN, RandomTokens, make_pipeline, make_plan
 
 from eth_cli.launch.config import RunOptions
-from eth_cli.launch.runtime.data import BatchReader, SampleOrder
+from eth_cli.launch.order import SampleOrder
+from eth_cli.launch.runtime.data import BatchReader
 from eth_cli.launch.runtime.optim import learning_rate
 from eth_cli.plan import Plan
-
-
-def test_every_epoch_holds_every_sample_once() -> None:
-    order = SampleOrder(num_samples=7, global_batch_size=3, seed=4)
-    samples = [sample for step in range(7) for sample in order.batch(step)]
-    epochs = [samples[i : i + 7] for i in (0, 7, 14)]
-    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_order_is_a_function_of_seed_and_position() -> None:
-    expected = np.random.Generator(np.random.PCG64([4, 1])).permutation(7)
-    order = SampleOrder(num_samples=7, global_batch_size=2, seed=4)
-    # Position 7, 8 and 9 are the first of epoch 1; asked for in any order.
-    assert order.batch(4) == tuple(expected[1:3])
-    assert order.batch(3)[1] == expected[0]
-    other = SampleOrder(num_samples=7, global_batch_size=2, seed=5)
-    assert [order.batch(k) for k in range(5)] != [other.batch(k) for k in range(5)]
-
-
-def test_batch_larger_than_the_data_goes_through_several_epochs() -> None:
-    batch = SampleOrder(num_samples=3, global_batch_size=7, seed=0).batch(0)
-    assert sorted(batch[:3]) == sorted(batch[3:6]) == [0, 1, 2]
 
 
 def read(plan: Plan, pipeline: int, *, first: bool, last: bool) -> BatchReader:

@@ -15,13 +15,15 @@ import torch
 from eth_cli import processes, serde, torchrun
 from eth_cli.errors import ConfigError
 from eth_cli.launch import checkpoints
-from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.config import DataOptions, DataPath, RunFolder, RunOptions
 from eth_cli.launch.runtime import worker
 from eth_cli.launch.status import read_status
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan, write_plan
 
 pytestmark = pytest.mark.distributed
+
+NO_DATA = DataOptions(paths=(DataPath(path="/no/such"),))
 
 SPEC = ModelSpec(
     name="tiny",
@@ -229,7 +231,7 @@ def test_wrong_number_of_ranks_is_refused(environment: Callable[..., None], tmp_
         (lambda folder: write_plan(folder.plan, make_plan(seq_len=31)), "has digest sha256:"),
         (lambda folder: folder.plan.write_text('{"schema_version": 1'), "is not valid JSON"),
         (lambda folder: folder.options.unlink(), "no such file"),
-        (lambda folder: prepare(folder.root, make_plan(), data="/no/such"), "no such file"),
+        (lambda folder: prepare(folder.root, make_plan(), data=NO_DATA), "no such file"),
         (lambda folder: prepare(folder.root, make_plan(model_spec=None)), "is missing"),
     ],
 )

@@ -45,11 +45,11 @@ def test_activations_are_those_counted_without_data(index: int) -> None:
 
 
 def test_more_work_takes_longer() -> None:
-    small = measure(1, micro_batch_size=1, seq_len=32)
+    small = [measure(1, micro_batch_size=1, seq_len=32) for _ in range(5)]
     large = measure(1, micro_batch_size=8, seq_len=128)
-    # 32 times the arithmetic and more; a busy machine does not make up for that.
-    assert large.forward_s > 3 * small.forward_s
-    assert large.backward_s > 3 * small.backward_s
+    # 32 times the arithmetic and more. Other processes can hold up each measurement, not all five.
+    assert large.forward_s > 3 * min(found.forward_s for found in small)
+    assert large.backward_s > 3 * min(found.backward_s for found in small)
 
 
 def test_repetitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from eth_cli.cluster_file import read_cluster
 from eth_cli.commands.inputs import check_fits, naming_file
 from eth_cli.errors import ConfigError, InfeasibleError
-from eth_cli.launch.config import RunOptions
+from eth_cli.launch.config import DataOptions, RunOptions
 from eth_cli.model import ModelSpec
 from eth_cli.plan import Plan, read_plan
 from eth_cli.profile.table import Profile, read_profile
@@ -20,7 +20,7 @@ def run_training(
     profile_path: Path | None,
     model_source: str | None,
     out: Path,
-    data: Path | None,
+    data: DataOptions,
     steps: int,
     seed: int,
     learning_rate: float,
@@ -65,7 +65,7 @@ def run_training(
     if shard_optimizer:
         plan = plan.model_copy(update={"sharded_optimizer": True})
     options = RunOptions(
-        data=None if data is None else str(data),
+        data=data,
         steps=steps,
         seed=seed,
         learning_rate=learning_rate,

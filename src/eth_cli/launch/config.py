@@ -16,11 +16,52 @@ CHECKPOINT_MARKER = "complete.json"
 """File in a checkpoint that makes it a whole one, and says what it is of."""
 
 
+class DataPath(Record):
+    """One source of training data."""
+
+    path: str
+    """A file, a folder, or the prefix of Megatron's two files."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Its part of what is trained on, to the other sources' weights; None: by its size."""
+
+
+class DataOptions(Record):
+    """What is trained on."""
+
+    paths: tuple[DataPath, ...] = ()
+    """None: the text that ships with Python."""
+    tokenizer: str | None = None
+    """A tokenizer.json, or its folder; ``bytes`` or None: text is used byte by byte."""
+    text_field: str = "text"
+    """Where a record of JSONL holds its text."""
+    ignore_borders: bool = False
+    """Whether the first token of a document is never a label."""
+    cache: str | None = None
+    """Folder of the token cache; None: the user's."""
+
+    def absolute(self) -> DataOptions:
+        """The same with paths that hold wherever a worker runs."""
+        return self.model_copy(
+            update={
+                "paths": tuple(
+                    entry.model_copy(update={"path": _absolute(entry.path)}) for entry in self.paths
+                ),
+                "tokenizer": self.tokenizer
+                if self.tokenizer in (None, "bytes")
+                else _absolute(self.tokenizer),
+                "cache": None if self.cache is None else _absolute(self.cache),
+            }
+        )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
 class RunOptions(Record):
     """Everything a worker needs beside the plan. Defaults are resolved here, once."""
 
-    data: str | None = None
-    """Path of a text file, or a folder of them; None: the text that ships with Python."""
+    data: DataOptions = DataOptions()
     steps: Positive
     """Optimizer steps in all, those before a resume included."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

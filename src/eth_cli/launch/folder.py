@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from eth_cli import serde
 from eth_cli.errors import ConfigError
@@ -38,9 +37,8 @@ def prepare_folder(
     for path in (folder.events, folder.checkpoints, folder.logs, folder.status):
         path.mkdir(parents=True, exist_ok=True)
     write_plan(folder.plan, plan)
-    data = None if options.data is None else str(Path(options.data).absolute())
     resolved = {
-        "data": data,
+        "data": options.data.absolute(),
         "plan_digest": plan.digest(),
         "resume_step": first_step if options.resume else None,
     }

@@ -1,7 +1,7 @@
 """Everything that can be known to go wrong before a worker is started, all of it at once.
 
 What the runtime cannot execute yet is listed in `launch.limits`, faults of the data are found by
-`launch.dataset`; here they come together with what only a run asks for.
+`launch.data`; here they come together with what only a run asks for.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from eth_cli import units
 from eth_cli.errors import ConfigError, Fault
-from eth_cli.launch import checkpoints, dataset, limits
+from eth_cli.launch import checkpoints, limits
 from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.data.opening import open_data
 from eth_cli.launch.dataset import TokenSource
 from eth_cli.launch.runtime.pacing import missing_paces
 from eth_cli.model import ModelSpec
@@ -96,8 +97,8 @@ def _memory_faults(plan: Plan, file: str) -> Iterator[Fault]:
 
 
 def check_data(options: RunOptions, plan: Plan, spec: ModelSpec) -> TokenSource:
-    """The data to train on. Raises ConfigError where there is none."""
-    return dataset.open_source(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
+    """The data to train on. Raises ConfigError where something is wrong with them."""
+    return open_data(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size).train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

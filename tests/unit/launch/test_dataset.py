@@ -1,150 +1,120 @@
-"""Text as samples, and every way in which data can be bad."""
+"""Samples: windows over tokens, borders of documents, parts and mixtures of sources."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.launch.data_files import ids_of
 
-from eth_cli.errors import ConfigError
 from eth_cli.launch import dataset
-from eth_cli.launch.dataset import IGNORED_LABEL, TokenSource, WindowedTokens, open_source
+from eth_cli.launch.data.files import FileArray
+from eth_cli.launch.dataset import (
+    IGNORED_LABEL,
+    Borders,
+    Mixture,
+    SampleRange,
+    WindowedTokens,
+)
 
 
-def open_text(path: Path, *, seq_len: int = 4) -> TokenSource:
-    return open_source(str(path), seq_len=seq_len, vocab_size=256)
+def windows(
+    tokens: range, *, seq_len: int = 4, ends: list[int] | None = None, digest: str = "d"
+) -> WindowedTokens:
+    return WindowedTokens(
+        np.array(tokens, dtype=np.uint8),
+        seq_len=seq_len,
+        digest=digest,
+        borders=None if ends is None else Borders(np.array(ends)),
+    )
 
 
-def text_of(source: TokenSource) -> bytes:
-    """The bytes that all windows hold together."""
-    parts = []
-    for index in range(source.num_samples):
-        tokens, labels = source.sample(index)
-        num_valid = source.num_valid(index)
-        assert np.array_equal(tokens[1:num_valid], labels[: num_valid - 1])
-        assert (labels[num_valid:] == IGNORED_LABEL).all()
-        assert num_valid == (labels != IGNORED_LABEL).sum()
-        parts.append(bytes([*tokens[:num_valid], labels[num_valid - 1]]))
-    return b"".join(parts)
-
-
-@pytest.mark.parametrize(("num_bytes", "num_samples"), [(5, 1), (6, 1), (7, 2), (10, 2), (13, 3)])
-def test_windows_hold_every_byte_once(tmp_path: Path, num_bytes: int, num_samples: int) -> None:
-    path = tmp_path / "data.txt"
-    path.write_bytes(bytes(range(97, 97 + num_bytes)))
-    source = open_text(path)
+@pytest.mark.parametrize(("num_tokens", "num_samples"), [(5, 1), (6, 1), (7, 2), (10, 2), (13, 3)])
+def test_windows_hold_every_token_once(num_tokens: int, num_samples: int) -> None:
+    source = windows(range(num_tokens))
     assert source.num_samples == num_samples
-    # A single byte that is left over has no label, so no window is made for it.
-    kept = num_bytes - (num_bytes % 5 == 1)
-    assert text_of(source) == path.read_bytes()[:kept]
+    # A single token that is left over has no label, so no window is made for it.
+    assert ids_of(source) == list(range(num_tokens - (num_tokens % 5 == 1)))
 
 
 def test_sample_outside_the_data_is_an_error() -> None:
-    source = WindowedTokens(np.arange(10, dtype=np.uint8), seq_len=4, digest="")
-    with pytest.raises(IndexError, match="sample 2 of 2"):
-        source.sample(2)
+    mixture = Mixture([windows(range(10)), windows(range(5))])
+    part = SampleRange(windows(range(20)), 1, 3)
+    for source, index, size in ((windows(range(10)), 2, 2), (mixture, 3, 3), (part, 2, 2)):
+        with pytest.raises(IndexError, match=f"sample {index} of {size}"):
+            source.sample(index)
+        with pytest.raises(IndexError, match=f"sample -1 of {size}"):
+            source.num_valid(-1)
 
 
-def test_folder_is_read_in_order_of_name(tmp_path: Path) -> None:
-    for name, text in (("b.txt", "planet"), ("a.txt", "hello"), ("c.md", "not this")):
-        (tmp_path / name).write_text(text)
-    assert text_of(open_text(tmp_path)) == b"hello\nplanet"
+def test_no_label_stands_across_a_border() -> None:
+    # Documents 0-2, 3-4, 5-9 and 10-12; windows of 5 tokens begin at 0, 5 and 10.
+    source = windows(range(13), ends=[3, 5, 10, 13])
+    tokens, labels = source.sample(0)
+    assert tokens.tolist() == [0, 1, 2, 3]
+    assert labels.tolist() == [1, 2, IGNORED_LABEL, 4]
+    # That a document begins with the window, or after it, says nothing about its labels.
+    assert source.sample(1)[1].tolist() == [6, 7, 8, 9]
+    assert source.sample(2)[1].tolist() == [11, 12, IGNORED_LABEL, IGNORED_LABEL]
+    assert [source.num_valid(i) for i in range(3)] == [3, 4, 2]
 
 
-def test_built_in_text_is_long_and_the_same_every_time() -> None:
-    first, second = (open_source(None, seq_len=128, vocab_size=300) for _ in range(2))
-    assert first.num_samples == second.num_samples > 1000
-    assert np.array_equal(first.sample(7)[0], second.sample(7)[0])
-
-
-def test_cache_is_filled_once_and_follows_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "data.txt"
-    path.write_text("first text")
-    assert text_of(open_text(path)) == b"first text"
-    cached = list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.bin"))
-    assert len(cached) == 1
-    monkeypatch.setattr(dataset, "_fill_cache", lambda *_: pytest.fail("the cache is not used"))
-    assert text_of(open_text(path)) == b"first text"
-    monkeypatch.undo()
-    path.write_text("other, longer")
-    assert text_of(open_text(path)) == b"other, longer"
-
-
-def test_the_digest_is_of_the_text_alone(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    for name, text in (("one", "same text"), ("two", "same text"), ("folder/a", "same texu")):
-        (tmp_path / f"{name}.txt").write_text(text)
-    one, two, other = (open_text(tmp_path / f"{name}.txt") for name in ("one", "two", "folder/a"))
-    assert one.digest == two.digest == f"sha256:{hashlib.sha256(b'same text').hexdigest()}"
-    assert other.digest != one.digest
-    assert open_text(tmp_path / "one.txt").digest == one.digest  # from the cache
-    whole = open_text(tmp_path).digest
-    assert (
-        whole == f"sha256:{hashlib.sha256(b'same text' + bytes([10]) + b'same text').hexdigest()}"
-    )
-    assert open_source(None, seq_len=4, vocab_size=256).digest.startswith("sha256:")
-
-
-def test_text_longer_than_a_chunk_with_a_character_across_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dataset, "_CHUNK_BYTES", 4)
-    path = tmp_path / "data.txt"
-    text = "abc€def€".encode()
-    path.write_bytes(text)
-    assert text_of(open_text(path)) == text
-
-
-def nothing(path: Path) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (nothing, "no such file or folder"),
-        (lambda path: path.write_bytes(b""), "has 0 tokens|is empty"),
-        (lambda path: path.write_bytes(b"abcd"), "has 4 tokens, fewer than one sample of"),
-        (lambda path: path.write_bytes(b"good then \xff bad"), r"not UTF-8 text \(byte 10\)"),
-        (lambda path: path.write_bytes(b"cut short \xe2\x82"), r"not UTF-8 text \(byte 10\)"),
-        (Path.mkdir, r"holds no \*\.txt file"),
-        (os.mkfifo, "is neither a file nor a folder"),
-    ],
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    seq_len=st.integers(1, 7),
+    step=st.sampled_from([1, 2, 5, 1024]),
 )
-@pytest.mark.parametrize("chunk_bytes", [3, 2**20])
-def test_bad_data_names_file_and_fault(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], object],
-    message: str,
-    chunk_bytes: int,
-) -> None:
-    monkeypatch.setattr(dataset, "_CHUNK_BYTES", chunk_bytes)
-    path = tmp_path / "data.txt"
-    make(path)
-    with pytest.raises(ConfigError, match=message) as error:
-        open_text(path)
-    (fault,) = error.value.faults
-    assert fault.file == str(path)
-    assert not list(tmp_path.rglob("*.tmp"))
+def test_borders_are_those_between_documents(lengths: list[int], seq_len: int, step: int) -> None:
+    ends = np.cumsum(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_BORDERS_STEP", step)
+        borders = Borders(ends)
+        source = WindowedTokens(np.arange(ends[-1]), seq_len=seq_len, digest="", borders=borders)
+        document_of = np.repeat(np.arange(len(lengths)), lengths)
+        for index in range(source.num_samples):
+            first = index * (seq_len + 1)
+            labels = [
+                t + 1
+                if t + 1 < ends[-1] and document_of[t] == document_of[t + 1]
+                else IGNORED_LABEL
+                for t in range(first, first + seq_len)
+            ]
+            assert source.sample(index)[1].tolist() == labels
+            assert source.num_valid(index) == seq_len - labels.count(IGNORED_LABEL)
 
 
-def test_vocabulary_without_room_for_bytes_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs 256 tokens .* vocab_size is 255"):
-        open_source(None, seq_len=4, vocab_size=255)
+def test_a_part_of_a_source_is_its_samples() -> None:
+    whole = windows(range(20), digest="sha256:ab")
+    part = SampleRange(whole, 1, 3)
+    assert ids_of(part) == list(range(5, 15))
+    assert part.digest == "sha256:ab[1:3]"
 
 
-def test_cache_that_cannot_be_written_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "data.txt"
-    path.write_text("some text")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # a file where a folder should be
-    with pytest.raises(ConfigError, match=r"token cache cannot be written.*XDG_CACHE_HOME"):
-        open_text(path)
+def test_a_mixture_numbers_samples_through() -> None:
+    one, two = windows(range(10), digest="x"), windows(range(100, 113), digest="y")
+    mixture = Mixture([one, two])
+    assert mixture.num_samples == 5
+    assert ids_of(mixture) == [*range(10), *range(100, 113)]
+    digests = {mixture.digest, Mixture([two, one]).digest, Mixture([one, two], [1, 2]).digest}
+    assert len(digests) == 3
+    assert mixture.digest == "x and y"
+
+
+def test_an_array_in_a_file_is_read_slice_by_slice(tmp_path: Path) -> None:
+    path = tmp_path / "array"
+    path.write_bytes(b"xyz" + np.arange(1000, dtype="<u4").tobytes())
+    array = FileArray(path, "<u4", length=1000, offset=3)
+    for copy in (array, pickle.loads(pickle.dumps(array))):  # our own
+        assert len(copy) == 1000
+        assert copy[998:2000].tolist() == [998, 999]
+        assert copy[7:7].tolist() == copy[9:3].tolist() == []
+        assert copy[-2:].tolist() == [998, 999]
+        with pytest.raises(IndexError):
+            copy[::2]
+    path.write_bytes(b"xyz")
+    with pytest.raises(OSError, match="was cut short while it was in use"):
+        array[0:2]

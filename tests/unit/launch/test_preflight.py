@@ -17,7 +17,7 @@ from launch.launching import paced_plan
 from eth_cli import serde
 from eth_cli.errors import ConfigError
 from eth_cli.events import Instant, write_events
-from eth_cli.launch.config import RunFolder, RunOptions
+from eth_cli.launch.config import DataOptions, DataPath, RunFolder, RunOptions
 from eth_cli.launch.folder import locked, prepare_folder
 from eth_cli.launch.run import check_runnable, dry_run, run_plan
 from eth_cli.plan import DeviceMemory, Plan, Prediction, read_plan, write_plan
@@ -126,9 +126,10 @@ def test_data_is_checked_before_the_start(tmp_path: Path) -> None:
     for name, content in (("empty.txt", b""), ("short.txt", b"abc"), ("latin.txt", b"\xe9" * 99)):
         data = tmp_path / name
         data.write_bytes(content)
-        options = OPTIONS.model_copy(update={"data": str(data)})
+        options = RunOptions(steps=3, data=DataOptions(paths=(DataPath(path=str(data)),)))
         assert name in str(refused(paced_plan(), tmp_path / "run", options))
-    options = OPTIONS.model_copy(update={"data": str(tmp_path / "absent.txt")})
+    absent = DataPath(path=str(tmp_path / "absent.txt"))
+    options = RunOptions(steps=3, data=DataOptions(paths=(absent,)))
     assert "absent.txt" in str(refused(paced_plan(), tmp_path / "run", options))
 
 
@@ -166,12 +167,20 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
 def test_a_folder_is_made_ready_for_workers(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     plan = paced_plan()
-    data = "some/text.txt"
+    data = DataOptions(
+        paths=(DataPath(path="some/text.txt", weight=0.5),), tokenizer="t.json", cache="cache"
+    )
     prepare_folder(folder, plan, RunOptions(steps=3, data=data), profile=None, first_step=0)
     assert read_plan(folder.plan) == plan
     options = serde.read_json(folder.options, RunOptions)
     assert options.plan_digest == plan.digest()
-    assert options.data == str(Path(data).absolute())  # wherever the workers run
+    # Wherever the workers run:
+    assert options.data == DataOptions(
+        paths=(DataPath(path=f"{Path.cwd()}/some/text.txt", weight=0.5),),
+        tokenizer=f"{Path.cwd()}/t.json",
+        cache=f"{Path.cwd()}/cache",
+    )
+    assert DataOptions(tokenizer="bytes").absolute() == DataOptions(tokenizer="bytes")
     assert not folder.profile.exists()
     for path in (folder.events, folder.logs, folder.status, folder.checkpoints):
         assert list(path.iterdir()) == []

@@ -1,9 +1,9 @@
-"""Which sample is used when, and this rank's part of each global batch.
+"""This rank's part of each global batch.
 
-Sample i of step k depends on (seed, k, i) only, never on the plan; pipelines take consecutive
-ranges of i in plan order. So a run can go on under another plan, and the number of valid tokens of
-the whole batch is known on every rank without communication. Where samples come from is decided by
-`eth_cli.launch.dataset`.
+Sample i of step k depends on (seed, k, i) only, never on the plan (`eth_cli.launch.order`);
+pipelines take consecutive ranges of i in plan order. So a run can go on under another plan, and the
+number of valid tokens of the whole batch is known on every rank without communication. Where
+samples come from is decided by `eth_cli.launch.data`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from eth_cli.launch.dataset import TokenSource
+from eth_cli.launch.dataset import Mixture, TokenSource
+from eth_cli.launch.order import SampleOrder
 from eth_cli.plan import Plan
-
-
-class SampleOrder:
-    """The order of samples: epoch after epoch, each a permutation of its own.
-
-    The sample at global position ``g = step_index * global_batch_size + i`` belongs to epoch
-    ``g // num_samples`` and is found at place ``g % num_samples`` of that epoch's permutation.
-    """
-
-    def __init__(self, *, num_samples: int, global_batch_size: int, seed: int) -> None:
-        self._num_samples = num_samples
-        self._global_batch_size = global_batch_size
-        self._seed = seed
-        self._epoch = -1
-        self._permutation: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-
-    def batch(self, step_index: int) -> tuple[int, ...]:
-        """The samples of the step with this index (from 0), for i = 0 ... global_batch_size - 1."""
-        first = step_index * self._global_batch_size
-        return tuple(self._at(first + i) for i in range(self._global_batch_size))
-
-    def _at(self, position: int) -> int:
-        epoch, place = divmod(position, self._num_samples)
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            self._permutation = generator.permutation(self._num_samples)
-            self._epoch = epoch
-        return int(self._permutation[place])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +32,17 @@ class Batch:
     """(micro_batches * micro_batch_size, seq_len) int64, on first stages only."""
     labels: torch.Tensor | None
     """(micro_batches * micro_batch_size, seq_len) int64, on last stages only."""
+
+
+def order_of(source: TokenSource, *, global_batch_size: int, seed: int) -> SampleOrder:
+    """The order that the samples of a source, or of a mixture of several, are used in."""
+    weights = source.weights if isinstance(source, Mixture) else None
+    return SampleOrder(
+        num_samples=source.sizes if isinstance(source, Mixture) else source.num_samples,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        weights=weights,
+    )
 
 
 class BatchReader:
@@ -76,9 +60,7 @@ class BatchReader:
         device: torch.device,
     ) -> None:
         self._source = source
-        self._order = SampleOrder(
-            num_samples=source.num_samples, global_batch_size=plan.global_batch_size, seed=seed
-        )
+        self._order = order_of(source, global_batch_size=plan.global_batch_size, seed=seed)
         start = sum(p.num_samples for p in plan.pipelines[:pipeline])
         self._part = slice(start, start + plan.pipelines[pipeline].num_samples)
         self._is_first = is_first

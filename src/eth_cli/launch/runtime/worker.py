@@ -26,7 +26,7 @@ from eth_cli import serde
 from eth_cli.env import is_debug
 from eth_cli.errors import ConfigError, EthError, LaunchError
 from eth_cli.launch.config import RunFolder, RunOptions
-from eth_cli.launch.dataset import open_source
+from eth_cli.launch.data.opening import open_data
 from eth_cli.launch.limits import unsupported
 from eth_cli.launch.runtime.trainer import Trainer
 from eth_cli.launch.status import StatusWriter
@@ -73,7 +73,7 @@ class Worker:
         world_size = int(os.environ["WORLD_SIZE"])
         check_place(plan, options, rank=self._rank, world_size=world_size, folder=self._folder)
         spec = _spec_of(plan, file=str(self._folder.plan))
-        source = open_source(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
+        data = open_data(options.data, seq_len=plan.seq_len, vocab_size=spec.vocab_size)
         device = _claim_device(plan.ranks[self._rank], options, file=str(self._folder.plan))
         self._say("connect", waits=True)
         dist.init_process_group(
@@ -90,7 +90,7 @@ class Worker:
             rank=self._rank,
             options=options,
             folder=self._folder,
-            source=source,
+            source=data.train,
             device=device,
             status=self._status,
         )

@@ -1,0 +1,1 @@
+"""Where training tokens come from: a module for each kind of file, all giving one kind of entry."""
