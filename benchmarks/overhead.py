@@ -5,8 +5,9 @@ pipelines of one stage against `DistributedDataParallel`.
 
 Real CPU work, no pacing, one thread a process. Both programs live in the same processes, with the
 same blocks, data and optimizer, and take turns step by step; medians and their ratio are of this
-one run. The bare ones do what a short script would: schedule or model, sum of losses, AdamW. Ours
-is a whole step of `eth run`: reading, agreement on norm and loss, clipping, events and metrics.
+one run. The bare ones do what a short script would: schedule or model, sum of losses, clipping of
+the global norm, AdamW. Ours is a whole step of `eth run`: reading of the batch, agreement of all
+ranks on norm, loss and stops, clipping, AdamW, events and metrics.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ NUM_LAYERS = 6
 MICRO_BATCHES = 8
 WARM_UP_STEPS = 3
 VOCAB_SIZE = 512
+CLIP = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +158,8 @@ def bare_pipeline(made: Plan, spec: ModelSpec, rank: int) -> Callable[[], None]:
         return summed_loss(logits, labels) / num_tokens
 
     schedule = Schedule1F1B(stage, pipeline.micro_batches, loss_fn=loss_of, scale_grads=False)
-    adamw = torch.optim.AdamW(module.parameters(), fused=True)
+    parameters = list(module.parameters())
+    adamw = torch.optim.AdamW(parameters, fused=True)
     tokens, labels = batch(range(made.global_batch_size))
 
     def step() -> None:
@@ -165,9 +168,12 @@ def bare_pipeline(made: Plan, spec: ModelSpec, rank: int) -> Callable[[], None]:
         elif rank == num_stages - 1:
             losses: list[torch.Tensor] = []
             schedule.step(target=labels, losses=losses)
-            float(sum(losses))
+            float(torch.stack(losses).detach().sum())
         else:
             schedule.step()
+        norm_squared = nn.utils.get_total_norm([p.grad for p in parameters]).square()
+        dist.all_reduce(norm_squared)
+        nn.utils.clip_grads_with_norm_(parameters, CLIP, norm_squared.sqrt())
         adamw.step()
         adamw.zero_grad()
 
@@ -189,6 +195,7 @@ def bare_data_parallel(made: Plan, spec: ModelSpec, rank: int) -> Callable[[], N
                 (loss / (share * SEQ_LEN)).backward()
                 total += loss.detach()
         float(total)
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         adamw.step()
         adamw.zero_grad()
 
