@@ -37,14 +37,14 @@ from eth_cli.search.pacing import self_contained
 from eth_cli.search.simulate import simulate
 
 MODES = ("block", "layer", "whole")
-BANDWIDTHS_MBPS = (200, 400, 800)
+BANDWIDTHS_MBPS = (80, 120, 200)
 SEQ_LEN = 64
 NUM_LAYERS = 10
 BUCKET_BYTES = 2**20
 """For each of two owners: a layer is a bucket, and the embedding goes with the first."""
 PATTERNS = {"near": ((7,), (6,)), "far": ((7,), (9,))}
 """Where the two pipelines are cut: at nearly the same blocks, and far from each other."""
-SHARES = (6, 4)
+SHARES = (3, 2)
 """Micro-batches of one sample of the two pipelines."""
 WARM_UP_STEPS = 2
 LATENCY_S = 1.5e-4
@@ -85,12 +85,12 @@ def model() -> ModelSpec:
 
 
 def cluster(bytes_per_s: float) -> Cluster:
-    """Two nodes of two devices, paced to 60 and 90 ms a layer."""
+    """Two nodes of two devices, paced to 180 and 270 ms a layer."""
     return Cluster(
         name="two-hosts",
         device_types={
             name: DeviceType(memory_bytes=2**30, peak_flops={"fp32": peak}, emulated=True)
-            for name, peak in {"fast": 2.9e9, "slow": 1.93e9}.items()
+            for name, peak in {"fast": 0.97e9, "slow": 0.645e9}.items()
         },
         nodes=tuple(
             Node(name=name, devices=(DeviceGroup(type=kind, count=2),))
