@@ -1,4 +1,4 @@
-"""The search benchmark: its command runs, and what it derives from its rows is right."""
+"""The benchmarks: their commands run, and what they derive from their rows is right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import processes, pruning, search
+from benchmarks import gradsync, hosts, processes, pruning, search
 from benchmarks.problems import MODELS, cluster_yaml, mixed_cluster
 from eth_cli.cluster_file import read_cluster
 from eth_cli.search.pruning import NAMES
@@ -141,3 +141,30 @@ def test_rules_are_measured_one_by_one_and_change_no_plan() -> None:
     counts, times = pruning.table_of_counts({"it": found}), pruning.table_of_times({"it": found})
     assert counts[-1].startswith(f"| it | {found[pruning.ALL].report.pruned['bound']:,} |")
     assert times[-1].count(" s, ") == len(found)
+
+
+def test_the_sync_table_compares_the_modes_of_a_setting() -> None:
+    def sync(mode: str, exposed_s: float) -> gradsync.Row:
+        return gradsync.Row(
+            bandwidth_mbps=80,
+            pattern="far",
+            mode=mode,
+            exposed_s=exposed_s,
+            step_s=4.5,
+            predicted_exposed_s=0.19,
+            predicted_step_s=4.4,
+        )
+
+    lines = gradsync.table([sync("block", 0.2), sync("layer", 0.3), sync("whole", 0.8)])
+    assert lines.splitlines()[2:] == [
+        "| 80 Mbit/s | far | 200 ms | 300 ms | 800 ms | 0.25 | 190 ms | -5% | 4.500 s | 4.400 s |"
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(hosts.lacking() is not None, reason=f"no hosts: {hosts.lacking()}")
+def test_the_sync_benchmark_trains_over_shaped_links() -> None:
+    rows = gradsync.measure([200], ["far"], ["block", "whole"], steps=2)
+    block, whole = rows
+    assert (block.mode, whole.mode) == ("block", "whole")
+    assert block.exposed_s < whole.exposed_s
