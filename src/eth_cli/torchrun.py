@@ -3,7 +3,7 @@
 ``python -m eth_cli.torchrun OPTIONS`` is torchrun (`torch.distributed.run`, same options) with two
 additions: it dies with whoever started it, and it writes down how each failed rank ended
 (`read_exits`). Each rank starts through `eth_cli.worker_entry`, which dies with torchrun and sends
-what it prints to ``LOG_DIR/rank-N.log``. Used by `launch.local` and `profile.measure`; torch is
+what it prints to ``LOG_DIR/rank-N.log``. Used by `launch.backends` and `profile.measure`; torch is
 imported only inside torchrun's own process, never here.
 """
 

@@ -15,7 +15,7 @@ from launch.launching import paced_plan, processes_of
 from eth_cli.errors import LaunchError
 from eth_cli.events import Scalar, write_events
 from eth_cli.launch import paces, supervise
-from eth_cli.launch.backend import load_backend
+from eth_cli.launch.backends.registry import load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import prepare_folder
 from eth_cli.launch.interrupts import Interrupts, RunStoppedError

@@ -1,6 +1,6 @@
 """What to run where, independent of how: a plan as ranks on hosts. Pure.
 
-A backend (`launch.backend`) turns a `Job` into commands.
+A backend (`launch.backends`) turns a `Job` into commands.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from typing import Any
 
 from eth_cli.errors import LaunchError
 from eth_cli.launch import precision, preflight, supervise
-from eth_cli.launch.backend import Backend, load_backend
+from eth_cli.launch.backends.base import Backend
+from eth_cli.launch.backends.registry import load_backend
 from eth_cli.launch.config import RunFolder, RunOptions
 from eth_cli.launch.folder import locked, prepare_folder
 from eth_cli.launch.interrupts import Interrupts, RunStoppedError, counted, words

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from eth_cli.launch.backend import JobView, ProcessView
+from eth_cli.launch.backends.base import JobView, ProcessView
 from eth_cli.launch.blame import NEVER, RankEnd, cause_of, first_failure, how, is_tired_of_waiting
 from eth_cli.launch.status import Status
 from eth_cli.torchrun import RankExit

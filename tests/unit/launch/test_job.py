@@ -8,7 +8,7 @@ import pytest
 from builders import make_cluster, make_pipeline, make_plan
 
 from eth_cli.errors import ConfigError
-from eth_cli.launch.backend import load_backend
+from eth_cli.launch.backends.registry import load_backend
 from eth_cli.launch.config import RunFolder
 from eth_cli.launch.job import THIS_MACHINE, NodeTask, make_job
 from eth_cli.plan import Plan

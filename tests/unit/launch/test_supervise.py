@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eth_cli.launch.backend import JobView, ProcessView
+from eth_cli.launch.backends.base import JobView, ProcessView
 from eth_cli.launch.status import Status
 from eth_cli.launch.supervise import (
     END_S,

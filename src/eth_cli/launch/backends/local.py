@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eth_cli import torchrun
 from eth_cli.errors import ConfigError, LaunchError
-from eth_cli.launch.backend import JobView, ProcessView
+from eth_cli.launch.backends.base import JobView, ProcessView
 from eth_cli.launch.job import Job
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

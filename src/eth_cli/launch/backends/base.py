@@ -1,28 +1,17 @@
-"""How jobs get to machines: the interface of all backends and the registry of their names.
+"""How jobs get to machines: the interface of all backends.
 
 Describe, render, submit: a `Job` says what, ``render`` gives the exact commands without doing
-anything, ``submit`` does it. A backend's module is imported when it is first asked for, so that no
-one needs what he does not use.
+anything, ``submit`` does it. `launch.backends.registry` finds them by name.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from eth_cli.errors import ConfigError
 from eth_cli.launch.job import Job
 from eth_cli.torchrun import RankExit
-
-_MODULES: dict[str, str | None] = {
-    "local": "eth_cli.launch.local",
-    "ssh": None,
-    "slurm": None,
-    "kubernetes": None,
-}
-"""Module of each backend; None: a name that is reserved and not implemented yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,19 +55,3 @@ class Backend(Protocol):
 
     def cancel(self, handle: Any, *, grace_s: float) -> None:
         """End it; when this returns nothing of it runs. Also after it has ended by itself."""
-
-
-def load_backend(name: str) -> Backend:
-    """The backend of a name. Raises ConfigError for one that is unknown or not implemented."""
-    if name not in _MODULES:
-        raise ConfigError.single("--backend", "", f"{name!r} is unknown; use one of {_names()}")
-    module = _MODULES[name]
-    if module is None:
-        ready = ", ".join(n for n, m in _MODULES.items() if m is not None)
-        raise ConfigError.single("--backend", "", f"{name} is not implemented yet; use {ready}")
-    backend: Backend = importlib.import_module(module).create()
-    return backend
-
-
-def _names() -> str:
-    return ", ".join(_MODULES)

@@ -1,0 +1,1 @@
+"""Ways to run a job: here, or on the machines of a cluster."""
